@@ -1,0 +1,92 @@
+// Finds accesses that nothing orders, by Metal's rules:
+//  * a threadgroup_barrier orders the memory named by its flags among the threads of a threadgroup; mem_none orders nothing;
+//  * a simdgroup_barrier does so among the lanes of a simdgroup; simdgroup operations order no memory;
+//  * threadgroups are ordered only by an atomic that one changes after, and another reads before, a fence or barrier with
+//    mem_device (a grid-wide barrier, "the last threadgroup reduces");
+//  * two atomic accesses never race.
+#pragma once
+#include "state.h"
+
+namespace lk {
+
+inline void join(Clock& into, const Clock& from) {
+  if (into.size() < from.size()) into.resize(from.size(), 0);
+  for (size_t i = 0; i < from.size(); i++) into[i] = std::max(into[i], from[i]);
+}
+
+// What other threadgroups published before the atomics that this one has read is now known here; what this one did so far
+// is published with the next atomic that it changes.
+inline void device_fence(Threadgroup& g) {
+  for (uint64_t a : g.acquired) join(g.clock, launch.atomic_clocks[a]);
+  g.acquired.clear();
+  g.published = g.clock;
+  if (g.published.size() <= g.index) g.published.resize(g.index + 1, 0);
+  g.published[g.index] = g.stamp++;
+}
+
+// The kind of race between a recorded access and one that runs now, or 0.
+inline uint32_t conflict(const Toucher& past, uint8_t mask, bool atomic, bool device) {
+  const Threadgroup& g = *launch.group;
+  const Simdgroup& s = *launch.simdgroup;
+  uint32_t me = launch.lane->index;
+  if (!past.threadgroup || !(past.mask & mask) || (past.atomic && atomic)) return 0;
+  uint32_t there = past.threadgroup - 1;
+  if (there != g.index) {
+    if (!device || (there < g.clock.size() && g.clock[there] >= past.stamp)) return 0;
+    return kRaceBetweenThreadgroups;
+  }
+  if (past.thread == me || past.epoch != (device ? g.device_epoch : g.threadgroup_epoch)) return 0;
+  if (past.thread / kWidth != me / kWidth) return kRaceBetweenSimdgroups;
+  return past.simd_epoch == (device ? s.device_epoch : s.threadgroup_epoch) ? kRaceInSimdgroup : 0;
+}
+
+inline void report_race(uint32_t kind, const Toucher& past, uint32_t site, int buffer, int storage, uint64_t byte, uint32_t size) {
+  Fault f = fault_at_access(kind, launch.sites[site].pc, buffer, storage, byte, size);
+  f.other_thread = past.thread; f.other_threadgroup = past.threadgroup - 1; f.other_pc = launch.sites[past.site].pc;
+  report(f);
+}
+
+// Two readers suffice: a third thread that writes conflicts with one of them whichever it is, if they are of two threads
+// and, where possible, of two simdgroups.
+inline void remember_reader(Cell& c, const Toucher& now) {
+  uint32_t simd = now.thread / kWidth;
+  for (Toucher& r : c.reads) {
+    bool here = r.threadgroup == now.threadgroup;
+    bool over = !r.threadgroup || (here && (r.epoch != now.epoch || (r.thread / kWidth == simd && r.simd_epoch != now.simd_epoch)));
+    if (over || (here && r.thread == now.thread)) { r = now; return; }
+  }
+  if (c.reads[0].threadgroup == c.reads[1].threadgroup && c.reads[0].thread / kWidth == c.reads[1].thread / kWidth) c.reads[1] = now;
+}
+
+// Checks and records an access to `count` cells; `mask` says which bytes of each cell it touches.
+inline void check_order(Cell* cells, uint64_t first, uint32_t count, const uint8_t* mask, bool write, bool atomic, uint32_t site,
+                        int buffer, int storage, uint32_t granule, uint32_t size) {
+  const Threadgroup& g = *launch.group;
+  const Simdgroup& s = *launch.simdgroup;
+  bool device = buffer >= 0;
+  Toucher now{g.index + 1, device ? g.device_epoch : g.threadgroup_epoch, device ? s.device_epoch : s.threadgroup_epoch,
+              g.stamp, site, (uint16_t)launch.lane->index, 0, atomic};
+  for (uint32_t i = 0; i < count; i++) {
+    Cell& c = cells[first + i];
+    now.mask = mask[i];
+    uint32_t race = conflict(c.write, now.mask, atomic, device);
+    const Toucher* other = &c.write;
+    for (int r = 0; r < 2 && write && !race; r++) {
+      race = conflict(c.reads[r], now.mask, atomic, device);
+      other = &c.reads[r];
+    }
+    if (race) report_race(race, *other, site, buffer, storage, (first + i) * granule, size);
+    if (write) {
+      if (c.write.threadgroup == now.threadgroup && c.write.thread == now.thread && c.write.epoch == now.epoch) now.mask |= c.write.mask;
+      c.write = now;
+    } else {
+      remember_reader(c, now);
+    }
+  }
+}
+
+}  // namespace lk
+
+extern "C" void lk_atomic_fence(unsigned flags) {
+  if ((flags & lk::kFlagDevice) && lk::launch.check) lk::device_fence(*lk::launch.group);
+}
