@@ -56,7 +56,8 @@ inline void guard_signals(stack_t* old_stack) {
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   for (int i = 0; i < 4; i++) sigaction(kGuarded[i], &action, &previous_actions[i]);
   launch_thread = pthread_self();
-  stop_requested = stop_by_signal = false;
+  stop_requested = false;
+  stop_by_signal = false;
   guarding = true;
 }
 

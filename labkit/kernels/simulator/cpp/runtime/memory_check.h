@@ -23,12 +23,12 @@ inline bool inside(uint64_t a, const char* begin, const char* end) { return a >=
 
 inline void check_threadgroup_access(uint64_t a, uint32_t n, bool write, bool atomic, uint64_t pc) {
   Counters& count = launch.result->counters;
-  int nearest = 0;
+  int nearest = 0;  // of a stray address: the array that ends before it
   for (int i = 0; i < lk_storage_count; i++) {
     const Storage& s = lk_storage[i];
-    if (a >= (uint64_t)s.begin) { if (lk_storage[nearest].begin <= s.begin || a < (uint64_t)lk_storage[nearest].begin) nearest = i; }
+    if (a >= (uint64_t)s.begin && (lk_storage[nearest].begin <= s.begin || a < (uint64_t)lk_storage[nearest].begin)) nearest = i;
     if (!inside(a, s.begin, s.end)) continue;
-    if (a + n > (uint64_t)s.end) { nearest = i; break; }
+    if (a + n > (uint64_t)s.end) break;
     (write ? count.threadgroup_written : count.threadgroup_read) += n;
     uint32_t site = site_index(pc, -1, i, write);
     launch.sites[site].bytes += n;
@@ -41,9 +41,7 @@ inline void check_threadgroup_access(uint64_t a, uint32_t n, bool write, bool at
           report(fault_at_access(kUninitialisedRead, pc, -1, i, a - (uint64_t)s.begin, n));
           break;
         }
-    static const uint8_t whole[256] = {[0 ... 255] = 1};
-    for (uint32_t k = 0; k < n; k += 256)
-      check_order(cells, first + k, std::min<uint32_t>(256, n - k), whole, write, atomic, site, -1, i, 1, n);
+    for (uint32_t k = 0; k < n; k++) check_order(cells[first + k], a - (uint64_t)s.begin + k, 1, write, atomic, site, -1, i, n);
     return;
   }
   stop_at(fault_at_access(write ? kOutOfBoundsWrite : kOutOfBoundsRead, pc, -1, nearest, (int64_t)(a - (uint64_t)lk_storage[nearest].begin), n));
@@ -59,7 +57,7 @@ inline void check_output_access(TrackedBuffer& b, int index, uint64_t offset, ui
     uint64_t cell = at / g, end = std::min<uint64_t>(offset + n, (cell + 1) * g);
     uint8_t mask = 0;
     for (; at < end; at++) mask |= 1u << (at % g);
-    check_order(b.cells, cell, 1, &mask, write, atomic, site, index, -1, g, n);
+    check_order(b.cells[cell], cell * g, mask, write, atomic, site, index, -1, n);
   }
 }
 

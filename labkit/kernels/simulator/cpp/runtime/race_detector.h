@@ -58,31 +58,23 @@ inline void remember_reader(Cell& c, const Toucher& now) {
   if (c.reads[0].threadgroup == c.reads[1].threadgroup && c.reads[0].thread / kWidth == c.reads[1].thread / kWidth) c.reads[1] = now;
 }
 
-// Checks and records an access to `count` cells; `mask` says which bytes of each cell it touches.
-inline void check_order(Cell* cells, uint64_t first, uint32_t count, const uint8_t* mask, bool write, bool atomic, uint32_t site,
-                        int buffer, int storage, uint32_t granule, uint32_t size) {
+// Checks and records an access to one cell; `mask` says which of its bytes.
+inline void check_order(Cell& c, uint64_t byte, uint8_t mask, bool write, bool atomic, uint32_t site, int buffer, int storage, uint32_t size) {
   const Threadgroup& g = *launch.group;
   const Simdgroup& s = *launch.simdgroup;
   bool device = buffer >= 0;
   Toucher now{g.index + 1, device ? g.device_epoch : g.threadgroup_epoch, device ? s.device_epoch : s.threadgroup_epoch,
-              g.stamp, site, (uint16_t)launch.lane->index, 0, atomic};
-  for (uint32_t i = 0; i < count; i++) {
-    Cell& c = cells[first + i];
-    now.mask = mask[i];
-    uint32_t race = conflict(c.write, now.mask, atomic, device);
-    const Toucher* other = &c.write;
-    for (int r = 0; r < 2 && write && !race; r++) {
-      race = conflict(c.reads[r], now.mask, atomic, device);
-      other = &c.reads[r];
-    }
-    if (race) report_race(race, *other, site, buffer, storage, (first + i) * granule, size);
-    if (write) {
-      if (c.write.threadgroup == now.threadgroup && c.write.thread == now.thread && c.write.epoch == now.epoch) now.mask |= c.write.mask;
-      c.write = now;
-    } else {
-      remember_reader(c, now);
-    }
+              g.stamp, site, (uint16_t)launch.lane->index, mask, atomic};
+  uint32_t race = conflict(c.write, mask, atomic, device);
+  const Toucher* other = &c.write;
+  for (int r = 0; r < 2 && write && !race; r++) {
+    race = conflict(c.reads[r], mask, atomic, device);
+    other = &c.reads[r];
   }
+  if (race) report_race(race, *other, site, buffer, storage, byte, size);
+  if (!write) { remember_reader(c, now); return; }
+  if (c.write.threadgroup == now.threadgroup && c.write.thread == now.thread && c.write.epoch == now.epoch) now.mask |= c.write.mask;
+  c.write = now;
 }
 
 }  // namespace lk

@@ -211,3 +211,5 @@ extern "C" void lk_threadgroup_barrier(unsigned flags, int line) {
   launch.lane->flags = flags;
   wait_as(kInBarrier, &Simdgroup::in_barrier);
 }
+
+extern "C" uint32_t lk_lane_index() { return lk::launch.lane->lane; }

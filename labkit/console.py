@@ -1,0 +1,68 @@
+"""How every command speaks: results on standard output (a table, or one JSON object), progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+stderr = Console(stderr=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A plain table of `rows`; numbers are right-aligned, None shows as a dash."""
+    result = Table(title=title, title_justify="left", title_style="bold")
+    rows = [list(row) for row in rows]
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
+        result.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*("-" if value is None else str(value) for value in row))
+    return result
+
+
+def show(record: Mapping[str, Any], *, as_json: bool, render: RenderableType | Sequence[RenderableType]) -> None:
+    """Print a command's result: `record` as one JSON object, or `render` for people."""
+    if as_json:
+        # A NaN is not JSON: a reader must get a null rather than a parse error.
+        sys.stdout.write(json.dumps(_plain(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        return
+    piped = not sys.stdout.isatty()
+    console = Console(width=160) if piped else Console()
+    for part in render if isinstance(render, (list, tuple)) else [render]:
+        console.print(part)
+
+
+def fail(message: str, *, code: int = 1) -> NoReturn:
+    """Say on standard error what went wrong and what to do, and end with exit code `code`."""
+    stderr.print(f"labkit: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def human_bytes(count: int | float) -> str:
+    """`count` bytes in binary units, such as "1.5 GiB"."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, (str, int, bool, type(None))):
+        return value
+    return str(value)
