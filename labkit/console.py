@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 stderr = Console(stderr=True)
 
@@ -24,7 +25,8 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
         numeric = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
         result.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        result.add_row(*("-" if value is None else str(value) for value in row))
+        # Text, not str: a value such as "mlx[cpu]" is no markup.
+        result.add_row(*(Text("-" if value is None else str(value)) for value in row))
     return result
 
 

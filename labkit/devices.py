@@ -65,7 +65,8 @@ def cache_folder(kind: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"cannot make the cache folder {folder} ({error.strerror}): set {CACHE_VARIABLE} to a folder that can be written"
+            f"cannot make the cache folder {folder} ({error.strerror}): "
+            f"set {CACHE_VARIABLE} to a folder that can be written"
         ) from error
     return folder
 

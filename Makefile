@@ -1,0 +1,45 @@
+# make report and make test do everything on a fresh machine: set-up, then the job.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+RUN := .venv/bin/
+SYNCED := .venv/.labkit-synced
+
+.PHONY: help report test lab book lint notebooks test-nightly test-cuda clean clean-venv
+
+help: ## List the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+$(SYNCED): uv.lock pyproject.toml scripts/setup.sh
+	@PYTHON="$(PYTHON)" LABKIT_MLX="$(LABKIT_MLX)" sh scripts/setup.sh
+
+report: $(SYNCED) ## Set up, run every notebook, build the book from them
+	@$(RUN)labkit report --output reports
+	@$(RUN)labkit book --from reports
+
+test: $(SYNCED) ## Set up, then run every check and test
+	@$(RUN)ruff check . && $(RUN)ruff format --check . && $(RUN)lint-imports --no-logo
+	@$(RUN)python -m pytest
+
+lab: $(SYNCED) ## Open JupyterLab on the notebooks
+	@$(RUN)jupyter lab --notebook-dir notebooks
+
+book: $(SYNCED) ## Build the book from the last report's notebooks
+	@$(RUN)labkit book --from reports
+
+lint: $(SYNCED) ## Format and lint
+	@$(RUN)ruff format . && $(RUN)ruff check --fix . && $(RUN)lint-imports --no-logo
+
+notebooks: $(SYNCED) ## Execute the committed notebooks anew and write them back
+	@$(RUN)labkit notebooks refresh
+
+test-nightly: $(SYNCED) ## The tests that are too long for every run
+	@$(RUN)python -m pytest -m nightly
+
+test-cuda: ## Every kernel on an NVIDIA GPU (needs MLX's CUDA build)
+	@python3 -m pytest -m cuda tests/kernels
+
+clean: ## Remove what the commands made, but not .venv
+	rm -rf reports book/_build build dist
+
+clean-venv: ## Remove .venv, so that the next command sets up anew
+	rm -rf .venv

@@ -1,0 +1,111 @@
+"""The `labkit` command: one sub-command a package, composed here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit import __version__, console, devices, doctor
+from labkit.console import JsonOption
+from labkit.engine.commands import generate
+from labkit.kernels.commands import app as kernels_app
+from labkit.parity.commands import parity
+from labkit.report.commands import book, notebooks_app, report
+
+app = typer.Typer(
+    name="labkit",
+    help="A laboratory, and a real engine, for local LLM inference with MLX.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cache_app = typer.Typer(help="The one folder of files that labkit can make again.", no_args_is_help=True)
+
+app.command()(report)
+app.command()(generate)
+app.command()(parity)
+app.add_typer(kernels_app, name="kernels")
+app.add_typer(notebooks_app, name="notebooks")
+app.command()(book)
+app.add_typer(cache_app, name="cache")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"labkit {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def labkit(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """A laboratory, and a real engine, for local LLM inference with MLX."""
+
+
+@app.command("doctor")
+def doctor_command(json: JsonOption = False) -> None:
+    """Say what this machine can do, what is missing, and how to get it."""
+    findings = doctor.examine()
+    rows = [(f.what, f.status, f.detail, f.remedy) for f in findings]
+    console.show(
+        doctor.as_record(findings),
+        as_json=json,
+        render=console.table("This machine", ["what", "status", "found", "what to do"], rows),
+    )
+    if not doctor.healthy(findings):
+        console.fail("something that labkit needs is missing or broken (see above)")
+
+
+@cache_app.command("list")
+def cache_list(json: JsonOption = False) -> None:
+    """List what the cache folder holds, by kind."""
+    root = devices.cache_root()
+    kinds = {folder.name: _measure(folder) for folder in sorted(root.iterdir())} if root.is_dir() else {}
+    rows = [(name, files, console.human_bytes(size)) for name, (files, size) in kinds.items()]
+    console.show(
+        {"folder": str(root), "kinds": {name: {"files": n, "bytes": size} for name, (n, size) in kinds.items()}},
+        as_json=json,
+        render=console.table(f"{root}", ["kind", "files", "size"], rows),
+    )
+
+
+@cache_app.command("clear")
+def cache_clear(
+    kind: Annotated[str | None, typer.Argument(help="One kind, as `labkit cache list` names it; all without.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove cached files of one kind, or all of them."""
+    root = devices.cache_root()
+    present = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
+    if kind is not None and kind not in present:
+        console.fail(f"the cache holds no kind {kind!r}; it holds: {', '.join(present) or 'nothing'}", code=2)
+    removed = {}
+    for name in [kind] if kind else present:
+        files, size = _measure(root / name)
+        shutil.rmtree(root / name)
+        removed[name] = {"files": files, "bytes": size}
+    rows = [(name, entry["files"], console.human_bytes(entry["bytes"])) for name, entry in removed.items()]
+    console.show(
+        {"folder": str(root), "removed": removed},
+        as_json=json,
+        render=console.table("Removed", ["kind", "files", "size"], rows),
+    )
+
+
+def _measure(folder: Path) -> tuple[int, int]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return len(files), sum(path.stat().st_size for path in files)
+
+
+def main() -> None:
+    """The console script's entry."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

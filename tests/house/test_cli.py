@@ -1,0 +1,92 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from labkit import devices
+
+
+@pytest.fixture(scope="module")
+def cli():
+    from labkit.cli import app
+
+    return lambda *words, **settings: CliRunner().invoke(app, list(words), **settings)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(devices.CACHE_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def test_every_command_has_help_and_takes_json(cli):
+    from typer.main import get_command
+
+    from labkit.cli import app
+
+    def leaves(command, words=()):
+        if hasattr(command, "commands"):
+            for name, child in command.commands.items():
+                yield from leaves(child, (*words, name))
+        else:
+            yield words, command
+
+    found = dict(leaves(get_command(app)))
+    assert {("report",), ("generate",), ("parity",), ("doctor",), ("cache", "list"), ("kernels", "list")} <= set(found)
+    for words, command in found.items():
+        assert command.help, f"labkit {' '.join(words)} has no help"
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert "--json" in options, f"labkit {' '.join(words)} lacks --json"
+
+
+def test_doctor_prints_one_json_object(cli):
+    result = cli("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["healthy"] is True
+
+
+def test_doctor_exit_code_says_that_something_is_missing(cli, monkeypatch, tmp_path):
+    monkeypatch.setattr("labkit.doctor.resources.data_folder", lambda: tmp_path)
+    result = cli("doctor")
+    assert result.exit_code == 1
+    assert "missing or broken" in result.stderr
+
+
+def test_cache_lists_and_clears_one_kind(cli, own_cache):
+    for kind in ("kernels", "models"):
+        (devices.cache_folder(kind) / "file").write_bytes(b"x" * 10)
+    listed = json.loads(cli("cache", "list", "--json").stdout)
+    assert listed["kinds"] == {"kernels": {"files": 1, "bytes": 10}, "models": {"files": 1, "bytes": 10}}
+    assert cli("cache", "clear", "kernels").exit_code == 0
+    assert sorted(path.name for path in own_cache.iterdir()) == ["models"]
+
+
+@pytest.mark.parametrize("kind", ["nothing", "..", "/"])
+def test_cache_clear_refuses_what_is_not_a_kind(cli, own_cache, kind):
+    devices.cache_folder("kernels")
+    result = cli("cache", "clear", kind)
+    assert result.exit_code == 2
+    assert "it holds: kernels" in result.stderr
+    assert (own_cache / "kernels").is_dir()
+
+
+def test_cache_commands_work_before_anything_was_cached(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv(devices.CACHE_VARIABLE, str(tmp_path / "not" / "there"))
+    assert json.loads(cli("cache", "list", "--json").stdout)["kinds"] == {}
+    assert cli("cache", "clear").exit_code == 0
+
+
+def test_importing_labkit_and_its_command_stays_light():
+    heavy = ["mlx_lm", "transformers", "numba", "matplotlib", "papermill", "torch"]
+    program = f"import sys, labkit, labkit.cli; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_unknown_names_of_the_package_are_refused():
+    import labkit
+
+    with pytest.raises(AttributeError, match="no attribute 'engin'"):
+        labkit.engin  # noqa: B018

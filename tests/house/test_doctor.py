@@ -1,0 +1,58 @@
+import pytest
+
+from labkit import doctor
+
+
+def find(findings, what):
+    return next(finding for finding in findings if finding.what == what)
+
+
+def test_every_look_reports_something_true():
+    findings = doctor.examine()
+    assert find(findings, "python").status == "ok"
+    assert find(findings, "mlx device").status == "ok"
+    assert doctor.as_record(findings)["versions"]["mlx"]
+
+
+def test_whatever_is_not_ok_says_what_to_do():
+    for finding in doctor.examine():
+        assert (finding.status == "ok") or finding.remedy, finding
+
+
+def test_no_compiler_anywhere_is_found_and_named(monkeypatch):
+    monkeypatch.setattr(doctor.devices, "find_program", lambda *names: None)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    finding = find(doctor.examine(), "C++ compiler")
+    assert finding.status == "missing"
+    assert "ziglang" in finding.remedy
+
+
+def test_a_missing_model_makes_the_machine_unhealthy(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.resources, "data_folder", lambda: tmp_path)
+    findings = doctor.examine()
+    assert find(findings, "embedded model").status == "missing"
+    assert not doctor.healthy(findings)
+
+
+def test_a_model_that_is_only_a_pointer_is_broken(monkeypatch, tmp_path):
+    (tmp_path / "models" / "tiny-hybrid").mkdir(parents=True)
+    (tmp_path / "models" / "tiny-hybrid" / "model.safetensors").write_text("version https://git-lfs")
+    monkeypatch.setattr(doctor.resources, "data_folder", lambda: tmp_path)
+    assert find(doctor.examine(), "embedded model").status == "broken"
+
+
+def test_a_look_that_raises_is_a_finding(monkeypatch):
+    monkeypatch.setattr(doctor, "_device", lambda: 1 / 0)
+    finding = find(doctor.examine(), "mlx device")
+    assert finding.status == "broken"
+    assert "ZeroDivisionError" in finding.detail
+    assert not doctor.healthy([finding])
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_named_browser_must_exist(monkeypatch, tmp_path, present):
+    browser = tmp_path / "browser"
+    if present:
+        browser.write_text("")
+    monkeypatch.setenv("LABKIT_BROWSER", str(browser))
+    assert doctor.find_browser() == (str(browser) if present else None)

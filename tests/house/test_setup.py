@@ -1,0 +1,155 @@
+"""The set-up script: what a stranger sees on a machine where something is missing."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CLONE = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(not (CLONE / "scripts" / "setup.sh").exists(), reason="needs a clone")
+
+
+def place(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A bare machine: a copy of the script, and a PATH with nothing but what a test places there."""
+    (tmp_path / "clone" / "scripts").mkdir(parents=True)
+    shutil.copy(CLONE / "scripts" / "setup.sh", tmp_path / "clone" / "scripts")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("dirname", "rm", "touch", "sh", "env", "mkdir", "cat", "chmod"):
+        (tools / name).symlink_to(shutil.which(name))
+    place(tools, "uname", 'case "$1" in -s) echo Linux;; -m) echo x86_64;; esac\n')
+
+    def run(**environment):
+        return subprocess.run(
+            ["/bin/sh", str(tmp_path / "clone" / "scripts" / "setup.sh")],
+            env={"PATH": str(tools), "HOME": str(tmp_path), **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    run.tools = tools
+    run.clone = tmp_path / "clone"
+    return run
+
+
+def place_python(machine, *, pip: int = 0, uv: int = 0) -> None:
+    """A stand-in for Python whose venv holds a pip and a uv that end with the given codes."""
+    place(
+        machine.tools,
+        "python3",
+        f"""
+if [ "$1" = -m ] && [ "$2" = venv ]; then
+    mkdir -p "$3/bin"
+    cat > "$3/bin/python" <<'END'
+#!/bin/sh
+[ {pip} = 0 ] || exit {pip}
+cat > .venv/bin/uv <<'UV'
+#!/bin/sh
+echo "uv $*"
+exit {uv}
+UV
+chmod +x .venv/bin/uv
+END
+    chmod +x "$3/bin/python"
+fi
+exit 0
+""",
+    )
+
+
+def test_no_python_at_all(machine):
+    found = machine()
+    assert found.returncode == 1
+    assert "no Python 3.11 or newer" in found.stderr
+
+
+def test_an_old_python_is_named_and_refused(machine):
+    place(machine.tools, "python3", '[ "$1" = -V ] && echo Python 3.9.6 && exit 0\nexit 1\n')
+    found = machine()
+    assert found.returncode == 1
+    assert "Python 3.9.6" in found.stderr
+    assert "make PYTHON=" in found.stderr
+
+
+def test_a_newer_python_beside_an_old_one_is_taken(machine):
+    place_python(machine)
+    (machine.tools / "python3").rename(machine.tools / "python3.12")
+    place(machine.tools, "python3", "exit 1\n")
+    assert machine().returncode == 0
+
+
+def test_no_network_says_so(machine):
+    place_python(machine, pip=1)
+    found = machine()
+    assert found.returncode == 1
+    assert "network" in found.stderr
+
+
+def test_a_failing_sync_leaves_no_stamp(machine):
+    place_python(machine, uv=2)
+    found = machine()
+    assert found.returncode == 1
+    assert "check the network" in found.stderr
+    assert not (machine.clone / ".venv" / ".labkit-synced").exists()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_linux_takes_cuda_where_a_gpu_answers(machine, answers):
+    place_python(machine)
+    if answers:
+        place(machine.tools, "nvidia-smi", "exit 0\n")
+    found = machine()
+    assert f"--extra {'cuda13' if answers else 'cpu'} " in found.stdout
+    assert "override with LABKIT_MLX" in found.stderr
+    assert (machine.clone / ".venv" / ".labkit-synced").exists()
+
+
+def test_the_choice_of_build_can_be_overridden(machine):
+    place_python(machine)
+    place(machine.tools, "nvidia-smi", "exit 0\n")
+    assert "--extra cuda12 " in machine(LABKIT_MLX="cuda12").stdout
+
+
+def test_a_wrong_build_is_refused(machine):
+    place_python(machine)
+    found = machine(LABKIT_MLX="rocm")
+    assert found.returncode == 1
+    assert "'rocm'; it takes cpu, cuda12 or cuda13" in found.stderr
+
+
+def test_a_mac_takes_plain_mlx(machine):
+    place_python(machine)
+    place(machine.tools, "uname", 'case "$1" in -s) echo Darwin;; -m) echo arm64;; esac\n')
+    assert "--extra cpu" not in machine().stdout
+
+
+def test_an_intel_mac_is_refused(machine):
+    place_python(machine)
+    place(machine.tools, "uname", 'case "$1" in -s) echo Darwin;; -m) echo x86_64;; esac\n')
+    found = machine()
+    assert found.returncode == 1
+    assert "Apple silicon" in found.stderr
+
+
+def test_paths_with_spaces_do_not_matter(machine, tmp_path):
+    place_python(machine)
+    spaced = tmp_path / "a clone with spaces"
+    machine.clone.rename(spaced)
+    found = subprocess.run(
+        ["/bin/sh", str(spaced / "scripts" / "setup.sh")],
+        env={"PATH": str(machine.tools), "HOME": os.devnull},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 0, found.stderr
