@@ -23,7 +23,7 @@ _HOMES = {
     "Event": "labkit.engine",
 }
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = ["Engine", "Event", "LoadedModel", "Request", "SamplingParams", "__version__", "load"]
 
 if TYPE_CHECKING:
     from labkit.engine import Engine, Event, Request, SamplingParams
