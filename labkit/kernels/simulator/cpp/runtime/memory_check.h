@@ -4,13 +4,16 @@
 #include "race_detector.h"
 #include "scheduler.h"
 
-extern "C" {
+// The ends of this library's image, which hold the kernel's constant tables.
 #ifdef __APPLE__
-extern const char lk_image_begin __asm("mach_header$start"), lk_image_end __asm("segment$end$__DATA");
+extern char lk_image_begin[] __asm("segment$start$__TEXT");
+extern char lk_image_end[] __asm("segment$end$__DATA");
 #else
-extern __attribute__((visibility("hidden"))) const char lk_image_begin __asm("__ehdr_start"), lk_image_end __asm("_end");
+extern "C" char __ehdr_start[] __attribute__((visibility("hidden")));
+extern "C" char _end[] __attribute__((visibility("hidden")));
+#define lk_image_begin __ehdr_start
+#define lk_image_end _end
 #endif
-}
 
 namespace lk {
 
@@ -84,7 +87,7 @@ inline void access(const volatile void* p, uint32_t n, bool write, uint64_t pc, 
     uint64_t d = a < begin ? begin - a : a - end + 1;
     if (d < distance) { distance = d; nearest = i; }
   }
-  if (inside(a, &lk_image_begin, &lk_image_end)) return;  // constant tables of the kernel
+  if (inside(a, lk_image_begin, lk_image_end)) return;  // constant tables of the kernel
   bool known = count && distance <= 1ull << 35;
   Fault f = fault_at_access(write ? kOutOfBoundsWrite : kOutOfBoundsRead, pc, known ? (int)nearest : -1, -1,
                             known ? (int64_t)(a - (uint64_t)launch.buffers[nearest].data) : 0, n);

@@ -251,5 +251,5 @@ LK_EXPORT uint64_t lk_sites(lk::Site* out, uint64_t room) {
 }
 
 // Where this library lies in memory: program counters are reported relative to it in debug information.
-LK_EXPORT uint64_t lk_image() { return (uint64_t)&lk_image_begin; }
+LK_EXPORT uint64_t lk_image() { return (uint64_t)lk_image_begin; }
 LK_EXPORT const lk::Storage* lk_storage_table() { return lk_storage; }

@@ -1,0 +1,103 @@
+"""Compiled kernels on disk: found by content, safe for processes that build at once, within a size limit."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+DEFAULT_LIMIT_BYTES = 1 << 30
+
+
+def content_key(*parts: str | bytes) -> str:
+    """A name for what was built from `parts` and nothing else."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()[:24]
+
+
+class ArtefactCache:
+    """A folder of built files, one sub-folder a key, the least recently used removed first.
+
+    Args:
+        folder: where it lies; made when missing. By default labkit's cache folder for kernels.
+        limit_bytes: what all entries together may take; checked after each build.
+    """
+
+    def __init__(self, folder: Path | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES):
+        if limit_bytes <= 0:
+            raise ValueError(f"limit_bytes must be positive, not {limit_bytes}")
+        if folder is None:
+            from labkit.devices import cache_folder
+
+            folder = cache_folder("kernels")
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.limit_bytes = limit_bytes
+
+    def get(self, key: str, build: Callable[[Path], None]) -> Path:
+        """The folder of the entry `key`; `build(folder)` fills it if it is not there yet.
+
+        Of several processes that ask at once, one builds and the others wait. A build that raises leaves nothing.
+        """
+        entry = self.folder / key
+        if not entry.exists():
+            with self._locked(key):
+                if not entry.exists():
+                    self._build(entry, build)
+                    self._trim(keep=key)
+        with contextlib.suppress(OSError):
+            os.utime(entry)
+        return entry
+
+    def size_bytes(self) -> int:
+        """What all entries take."""
+        return sum(size for _, _, size in self._entries())
+
+    def clear(self) -> None:
+        """Remove every entry."""
+        for path, _, _ in self._entries():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _build(self, entry: Path, build: Callable[[Path], None]) -> None:
+        scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=self.folder))
+        try:
+            build(scratch)
+            scratch.rename(entry)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        # 64 lock files for all keys: they stay, and a lock ends with its process however that ends.
+        path = self.folder / f".lock-{int(key[:2], 16) % 64}"
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _entries(self) -> list[tuple[Path, float, int]]:
+        found = []
+        for path in self.folder.iterdir():
+            if path.name.startswith(".") or not path.is_dir():
+                continue
+            with contextlib.suppress(OSError):  # another process may be removing it
+                size = sum(f.stat().st_size for f in path.iterdir())
+                found.append((path, path.stat().st_mtime, size))
+        return found
+
+    def _trim(self, keep: str) -> None:
+        entries = sorted(self._entries(), key=lambda entry: entry[1])
+        total = sum(size for _, _, size in entries)
+        for path, _, size in entries:
+            if total <= self.limit_bytes:
+                return
+            if path.name != keep:
+                shutil.rmtree(path, ignore_errors=True)
+                total -= size

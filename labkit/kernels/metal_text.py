@@ -1,0 +1,150 @@
+"""Reading Metal text: the one place that knows comments, preprocessor lines, attributes and address spaces.
+
+The simulator, the CUDA target and the address-space check all rewrite a kernel's text; each asks here what is where. All
+positions refer to the text as given, so a rewritten text keeps its lines and a report can name them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+ATTRIBUTES: dict[str, str] = {
+    "dispatch_quadgroups_per_threadgroup": "uint",
+    "dispatch_simdgroups_per_threadgroup": "uint",
+    "dispatch_threads_per_threadgroup": "uint3",
+    "grid_origin": "uint3",
+    "grid_size": "uint3",
+    "quadgroup_index_in_threadgroup": "uint",
+    "quadgroups_per_threadgroup": "uint",
+    "simdgroup_index_in_threadgroup": "uint",
+    "simdgroups_per_threadgroup": "uint",
+    "thread_execution_width": "uint",
+    "thread_index_in_quadgroup": "uint",
+    "thread_index_in_simdgroup": "uint",
+    "thread_index_in_threadgroup": "uint",
+    "thread_position_in_grid": "uint3",
+    "thread_position_in_threadgroup": "uint3",
+    "threadgroup_position_in_grid": "uint3",
+    "threadgroups_per_grid": "uint3",
+    "threads_per_grid": "uint3",
+    "threads_per_simdgroup": "uint",
+    "threads_per_threadgroup": "uint3",
+}
+"""The attributes that MLX passes to a kernel whose source names them, with their Metal types, in MLX's order."""
+
+ADDRESS_SPACES = ("device", "constant", "threadgroup", "thread")
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_NOT_CODE = re.compile(
+    r"""//[^\n]*
+      | /\*.*?\*/
+      | "(?:[^"\\\n]|\\.)*"
+      | '(?:[^'\\\n]|\\.)'
+      | ^[ \t]*\#(?:[^\n\\]|\\.|\\\n)*""",
+    re.X | re.S | re.M,
+)
+_ALIGNAS = r"alignas\s*\([^()]*\)"
+
+
+@dataclass(frozen=True)
+class StorageDeclaration:
+    """One `threadgroup T a[N], b;` that declares storage (not a pointer or reference into it).
+
+    Attributes:
+        start, end: the span of the word `threadgroup` and an `alignas` behind it, in the text.
+        alignment: the `alignas(...)` behind the word, or "".
+        names: the variables it declares.
+        line: its line in the text, from 1.
+    """
+
+    start: int
+    end: int
+    alignment: str
+    names: tuple[str, ...]
+    line: int
+
+
+def blank(text: str) -> str:
+    """`text` with comments, literals and preprocessor lines turned to spaces; every position and line stays the same."""
+    return _NOT_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def strip_comments(text: str) -> str:
+    """`text` without comments and blank lines, for headers that MLX would hash at every launch."""
+
+    def keep_literals(match: re.Match[str]) -> str:
+        found = match.group()
+        if found.startswith("//"):
+            return ""
+        if found.startswith("/*"):
+            return " "
+        return re.sub(r"//[^\n]*|/\*.*?\*/", "", found, flags=re.S) if found.lstrip().startswith("#") else found
+
+    text = _NOT_CODE.sub(keep_literals, text)
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+
+
+def identifiers(text: str) -> set[str]:
+    """Every word of the code, preprocessor lines included, comments and literals not."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.S)
+    return set(_WORD.findall(re.sub(r'"(?:[^"\\\n]|\\.)*"', " ", text)))
+
+
+def attributes_in(source: str) -> list[tuple[str, str]]:
+    """(name, Metal type) of the attributes that MLX would pass: it looks for each name anywhere in the source."""
+    return [(name, kind) for name, kind in ATTRIBUTES.items() if name in source]
+
+
+def line_at(text: str, position: int) -> int:
+    """The line, from 1, of a position in the text."""
+    return text.count("\n", 0, position) + 1
+
+
+def storage_declarations(text: str) -> list[StorageDeclaration]:
+    """The threadgroup arrays and variables that `text` declares.
+
+    `threadgroup` opens a declaration when it stands where a statement starts and no declarator is a pointer, a reference
+    or a function.
+    """
+    code = blank(text)
+    found = []
+    for match in re.finditer(r"\bthreadgroup\b(?=\s)", code):
+        before = re.sub(_ALIGNAS + r"\s*$", "", code[: match.start()].rstrip()).rstrip()
+        if before and before[-1] not in ";{}":
+            continue
+        aligned = re.match(r"\s*(" + _ALIGNAS + r")", code[match.end() :])
+        end = match.end() + (aligned.end() if aligned else 0)
+        statement = code[end:].split(";", 1)[0]
+        declarators = re.sub(r"<[^<>;]*(?:<[^<>;]*>[^<>;]*)*>", lambda m: "_" * len(m.group()), statement)
+        head = re.sub(r"\[[^\]]*\]", "", declarators).split("=")[0]
+        if any(mark in head for mark in "*&("):
+            continue
+        names = tuple(words[-1] for part in head.split(",") if (words := _WORD.findall(part)))
+        alignment = aligned.group(1) if aligned else ""
+        found.append(StorageDeclaration(match.start(), end, alignment, names, line_at(text, match.start())))
+    return found
+
+
+def replace_storage(text: str, specifier: Callable[[int], str], first: int = 0) -> str:
+    """`text` with the word `threadgroup` of the k-th storage declaration replaced by `specifier(first + k)`."""
+    parts, last = [], 0
+    for index, declaration in enumerate(storage_declarations(text), first):
+        replacement = f"{declaration.alignment} {specifier(index)}".lstrip()
+        parts += [text[last : declaration.start], replacement]
+        last = declaration.end
+    return "".join(parts) + text[last:]
+
+
+def remove_words(text: str, words: tuple[str, ...] = (*ADDRESS_SPACES, "kernel")) -> str:
+    """`text` without the given whole words in its code; preprocessor lines lose them too, comments and literals do not."""
+    pattern = re.compile(r"\b(?:" + "|".join(words) + r")\b")
+    code = re.sub(
+        r"//[^\n]*|/\*.*?\*/|\"(?:[^\"\\\n]|\\.)*\"", lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.S
+    )
+    parts, last = [], 0
+    for match in pattern.finditer(code):
+        parts.append(text[last : match.start()])
+        last = match.end()
+    return "".join(parts) + text[last:]

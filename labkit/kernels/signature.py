@@ -1,0 +1,186 @@
+"""A Metal text and one launch of it, in the terms of `mx.fast.metal_kernel`, and the parameters that MLX gives its function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from labkit.kernels.metal_text import attributes_in
+
+METAL_TYPES: dict[mx.Dtype, str] = {
+    mx.float32: "float",
+    mx.float16: "half",
+    mx.bfloat16: "bfloat16_t",
+    mx.int8: "int8_t",
+    mx.int16: "int16_t",
+    mx.int32: "int",
+    mx.int64: "int64_t",
+    mx.uint8: "uint8_t",
+    mx.uint16: "uint16_t",
+    mx.uint32: "uint32_t",
+    mx.uint64: "uint64_t",
+    mx.bool_: "bool",
+}
+
+CONSTANT_BELOW = 8
+"""MLX passes an input of fewer elements in Metal's `constant` address space."""
+
+TemplateValue = mx.Dtype | bool | int
+Scalar = bool | int | float
+
+
+@dataclass(frozen=True)
+class MetalText:
+    """A kernel as `mx.fast.metal_kernel` takes it: the body of a function and the names of what it sees."""
+
+    name: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    source: str
+    header: str = ""
+    ensure_row_contiguous: bool = True
+    atomic_outputs: bool = False
+
+    @cached_property
+    def attributes(self) -> list[tuple[str, str]]:
+        """(name, Metal type) of the attributes that the source names."""
+        return attributes_in(self.source)
+
+    @cached_property
+    def names_used(self) -> frozenset[str]:
+        """Which of `<input>_shape`, `<input>_strides`, `<input>_ndim` the source names, as MLX finds them."""
+        names = (f"{n}_{suffix}" for n in self.input_names for suffix in ("shape", "strides", "ndim"))
+        return frozenset(name for name in names if name in self.source)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call of a kernel: arrays, sizes and template arguments."""
+
+    inputs: tuple[mx.array, ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    output_dtypes: tuple[mx.Dtype, ...]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    template: tuple[tuple[str, TemplateValue], ...] = ()
+    init_value: float | None = None
+    verbose: bool = False
+    stream: Any = None
+
+
+ParameterKind = Literal["input", "scalar", "shape", "strides", "ndim", "output"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One buffer of the kernel function, in MLX's order."""
+
+    name: str
+    kind: ParameterKind
+    metal_type: str
+    array: int  # index of the input or output it is or describes
+    constant: bool = False  # in Metal's constant address space
+
+
+def as_array(value: mx.array | Scalar) -> mx.array:
+    """A Python number becomes the scalar array that MLX would make of it."""
+    if isinstance(value, mx.array):
+        return value
+    if isinstance(value, bool):
+        return mx.array(value, dtype=mx.bool_)
+    if isinstance(value, int):
+        return mx.array(value, dtype=mx.int32)
+    if isinstance(value, float):
+        return mx.array(value, dtype=mx.float32)
+    raise TypeError(f"a kernel's input is an array, int, float or bool, not {type(value).__name__}: {value!r}")
+
+
+def make_launch(
+    text: MetalText,
+    *,
+    inputs: Sequence[mx.array | Scalar],
+    output_shapes: Sequence[Sequence[int]],
+    output_dtypes: Sequence[mx.Dtype],
+    grid: Sequence[int],
+    threadgroup: Sequence[int],
+    template: Sequence[tuple[str, TemplateValue]] | None = None,
+    init_value: float | None = None,
+    verbose: bool = False,
+    stream: Any = None,
+) -> Launch:
+    """Check a call's arguments against the kernel's names.
+
+    Raises:
+        ValueError: a count or a size does not fit.
+        TypeError: an input or template argument of another type than MLX takes.
+    """
+    _same_count(text, "inputs", len(inputs), "input_names", text.input_names)
+    _same_count(text, "output_shapes", len(output_shapes), "output_names", text.output_names)
+    _same_count(text, "output_dtypes", len(output_dtypes), "output_names", text.output_names)
+    for label, sizes in (("grid", grid), ("threadgroup", threadgroup)):
+        if len(sizes) != 3 or any(not isinstance(size, int) or size < 1 for size in sizes):
+            raise ValueError(f"kernel {text.name}: {label} needs three positive sizes, not {tuple(sizes)}")
+    for name, value in template or ():
+        if not isinstance(value, (mx.Dtype, bool, int)):
+            raise TypeError(f"kernel {text.name}: template argument {name} is {value!r}; a dtype, bool or int is needed")
+    for dtype in output_dtypes:
+        if dtype not in METAL_TYPES:
+            raise TypeError(f"kernel {text.name}: no Metal type for output dtype {dtype}")
+    return Launch(
+        tuple(as_array(value) for value in inputs),
+        tuple(tuple(shape) for shape in output_shapes),
+        tuple(output_dtypes),
+        tuple(grid),
+        tuple(threadgroup),
+        tuple((name, value) for name, value in template or ()),
+        init_value,
+        verbose,
+        stream,
+    )
+
+
+def parameters(text: MetalText, launch: Launch) -> list[Parameter]:
+    """The buffers of the kernel function, as MLX orders them: each input with its shape, strides and rank, then outputs."""
+    found = []
+    for index, (name, array) in enumerate(zip(text.input_names, launch.inputs, strict=True)):
+        if array.dtype not in METAL_TYPES:
+            raise TypeError(f"kernel {text.name}: no Metal type for input {name} of dtype {array.dtype}")
+        kind = "input" if array.ndim else "scalar"
+        found.append(Parameter(name, kind, METAL_TYPES[array.dtype], index, array.size < CONSTANT_BELOW))
+        if array.ndim:
+            for suffix, metal_type in (("shape", "int"), ("strides", "int64_t"), ("ndim", "int")):
+                if f"{name}_{suffix}" in text.names_used:
+                    found.append(Parameter(f"{name}_{suffix}", suffix, metal_type, index, True))
+    for index, (name, dtype) in enumerate(zip(text.output_names, launch.output_dtypes, strict=True)):
+        metal_type = METAL_TYPES[dtype]
+        found.append(
+            Parameter(name, "output", f"atomic<{metal_type}>" if text.atomic_outputs else metal_type, index)
+        )
+    return found
+
+
+def template_lines(launch: Launch, types: dict[mx.Dtype, str] = METAL_TYPES) -> str:
+    """The template arguments as declarations for the top of the body."""
+    lines = []
+    for name, value in launch.template:
+        if isinstance(value, mx.Dtype):
+            lines.append(f"using {name} = {types[value]};")
+        elif isinstance(value, bool):
+            lines.append(f"constexpr bool {name} = {str(value).lower()};")
+        else:
+            lines.append(f"constexpr int {name} = {value};")
+    return "\n".join(lines)
+
+
+def threadgroup_size(launch: Launch) -> tuple[int, int, int]:
+    """The threadgroup as dispatched: no larger than the grid."""
+    return tuple(min(group, size) for group, size in zip(launch.threadgroup, launch.grid, strict=True))
+
+
+def _same_count(text: MetalText, what: str, got: int, names_of: str, names: tuple[str, ...]) -> None:
+    if got != len(names):
+        raise ValueError(f"kernel {text.name}: {got} {what} given for the {len(names)} {names_of} {list(names)}")

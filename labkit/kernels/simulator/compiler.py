@@ -1,0 +1,142 @@
+"""Which C++ compiler builds kernels for the simulator, and how."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from labkit.kernels.artefacts import ArtefactCache, content_key
+
+CPP = Path(__file__).parent / "cpp"
+
+COMPILER_VARIABLE = "LABKIT_CXX"
+
+
+class CompilerMissing(RuntimeError):
+    """No C++ compiler was found."""
+
+
+class CompileError(RuntimeError):
+    """The compiler refused a kernel's text; the message holds its errors, with lines of the Metal text."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """How to build: with checks or plain, by which compiler, with which context switch.
+
+    Attributes:
+        check: build with instrumented loads and stores.
+        compiler: the command, as words; empty for the first found (see `find_compiler`).
+        portable_switch: use ucontext instead of the hand-written context switch.
+    """
+
+    check: bool = False
+    compiler: tuple[str, ...] = ()
+    portable_switch: bool = False
+
+    def command(self) -> list[str]:
+        """The compiler with the flags common to runtime and kernels."""
+        compiler = list(self.compiler or find_compiler())
+        # No contraction to FMA: the same bits from every compiler and on every machine.
+        flags = ["-std=c++20", "-O2", "-fPIC", "-w", "-ffp-contract=off", "-fno-threadsafe-statics", "-fno-exceptions"]
+        flags += ["-fno-math-errno", "-ffunction-sections", f"-I{CPP}", f"-I{CPP / 'include'}"]
+        if platform.machine() in ("x86_64", "AMD64"):
+            flags.append("-march=native")
+        if "ziglang" in compiler:
+            flags.append("-fno-sanitize=undefined")  # zig turns it on by default
+        return compiler + flags
+
+
+def find_compiler() -> tuple[str, ...]:
+    """The compiler's command: $LABKIT_CXX, else g++ or clang++ on the path, else the clang inside PyPI's `ziglang`.
+
+    Raises:
+        CompilerMissing: there is none; the message says how to get one.
+    """
+    if named := os.environ.get(COMPILER_VARIABLE):
+        return tuple(shlex.split(named))
+    for name in ("g++", "clang++", "c++"):
+        if path := shutil.which(name):
+            return (path,)
+    if importlib.util.find_spec("ziglang"):
+        return (sys.executable, "-m", "ziglang", "c++")
+    raise CompilerMissing(
+        "the kernel simulator needs a C++20 compiler and found none. Any of these gives one: "
+        "`pip install ziglang` (no root needed), `apt install g++`, or Xcode's command line tools "
+        f"(`xcode-select --install`); or set {COMPILER_VARIABLE} to a compiler's command"
+    )
+
+
+def run_compiler(command: list[str]) -> str:
+    """Run a compiler; its messages. Raises CompileError or CompilerMissing."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise CompilerMissing(f"the C++ compiler {command[0]!r} does not exist: check {COMPILER_VARIABLE}") from error
+    if done.returncode:
+        raise CompileError(done.stderr[:8000].strip() or f"{command[0]} ended with {done.returncode} and said nothing")
+    return done.stderr
+
+
+@cache
+def compiler_identity(compiler: tuple[str, ...]) -> str:
+    """What the compiler says it is, and the processor it builds for: part of every artefact's key."""
+    try:
+        version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+    except FileNotFoundError as error:
+        raise CompilerMissing(
+            f"the C++ compiler {compiler[0]!r} does not exist: check {COMPILER_VARIABLE}"
+        ) from error
+    processor = platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        processor += next((line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), "")
+    return version + processor
+
+
+@cache
+def sources_identity() -> str:
+    """A key of all C++ sources of the simulator."""
+    files = sorted(path for path in CPP.rglob("*") if path.is_file())
+    return content_key(*(path.read_bytes() for path in files))
+
+
+def build_library(translation_unit: str, build: Build, cache: ArtefactCache) -> Path:
+    """The shared library of a translation unit, built unless the cache has it.
+
+    Returns:
+        The path of `kernel.so`; `kernel.cpp` lies beside it.
+
+    Raises:
+        CompileError: the text is refused. CompilerMissing: no compiler.
+    """
+    command = build.command()
+    compiler = tuple(build.compiler or find_compiler())
+    common = (compiler_identity(compiler), sources_identity(), " ".join(command), str(build.portable_switch))
+
+    def build_runtime(folder: Path) -> None:
+        switch = ["-DLK_UCONTEXT"] if build.portable_switch else []
+        run_compiler([*command, *switch, "-c", str(CPP / "runtime" / "runtime.cpp"), "-o", str(folder / "runtime.o")])
+
+    def build_kernel(folder: Path) -> None:
+        source = folder / "kernel.cpp"
+        source.write_text(translation_unit)
+        check = ["-fsanitize=thread"] if build.check else []
+        run_compiler([*command, "-g", *check, "-c", str(source), "-o", str(folder / "kernel.o")])
+        libraries = [] if sys.platform == "darwin" else ["-lm", "-lpthread"]
+        link = [*compiler, "-shared", "-fPIC", str(folder / "kernel.o"), str(runtime), "-o", str(folder / "kernel.so")]
+        run_compiler(link + libraries)
+        if sys.platform != "darwin":  # there the debug information stays in the object file
+            (folder / "kernel.o").unlink()
+
+    # First, not inside of build_kernel: a build that waits for another build's lock could wait for its own.
+    runtime = cache.get(content_key("runtime", *common), build_runtime) / "runtime.o"
+    return cache.get(content_key("kernel", *common, str(build.check), translation_unit), build_kernel) / "kernel.so"

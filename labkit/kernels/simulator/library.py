@@ -1,0 +1,210 @@
+"""A built kernel in this process: the ctypes mirror of cpp/runtime/interface.h, buffers between guard pages, one launch."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+MAX_FAULTS, MAX_BUFFERS = 64, 128
+INPUT, OUTPUT, INITIALISED_OUTPUT = range(3)
+GUARD_BYTES = (16 << 30, 1 << 20)  # tried in turn: the second is for systems that limit address space
+
+
+class _Storage(Structure):
+    _fields_ = [("name", c_char_p), ("begin", c_void_p), ("end", c_void_p), ("line", c_int32)]
+
+
+class _Buffer(Structure):
+    _fields_ = [("data", c_void_p), ("bytes", c_uint64), ("itemsize", c_uint32), ("kind", c_uint32)]
+
+
+class FaultRecord(Structure):
+    _fields_ = [
+        *((name, c_uint32) for name in "kind thread threadgroup other_thread other_threadgroup size mask signal".split()),
+        *((name, c_int32) for name in "buffer storage line other_line".split()),
+        ("byte", c_int64),
+        *((name, c_uint64) for name in "pc other_pc count address".split()),
+    ]
+
+
+class SiteRecord(Structure):
+    _fields_ = [
+        *((name, c_uint64) for name in "pc bytes requests lines sectors".split()),
+        ("buffer", c_int32),
+        ("storage", c_int32),
+        ("write", c_uint32),
+        ("accesses", c_uint32),
+    ]
+
+
+class BufferRecord(Structure):
+    _fields_ = [
+        *((name, c_uint64 * 2) for name in "bytes requests lines sectors footprint_lines".split()),
+        ("unwritten_bytes", c_uint64),
+        ("first_unwritten", c_uint64),
+    ]
+
+
+class CounterRecord(Structure):
+    _fields_ = [
+        (name, c_uint64)
+        for name in (
+            "threadgroups threads barriers simd_barriers simd_operations atomics switches threadgroup_bytes "
+            "threadgroup_read threadgroup_written"
+        ).split()
+    ]
+
+
+class _Request(Structure):
+    _fields_ = [
+        ("arguments", POINTER(c_void_p)),
+        ("buffers", POINTER(_Buffer)),
+        ("buffer_count", c_uint32),
+        ("grid", c_uint32 * 3),
+        ("threadgroup", c_uint32 * 3),
+        *((name, c_uint32) for name in "check resident order seed".split()),
+    ]
+
+
+class ResultRecord(Structure):
+    _fields_ = [
+        ("counters", CounterRecord),
+        ("buffers", BufferRecord * MAX_BUFFERS),
+        ("faults", FaultRecord * MAX_FAULTS),
+        ("fault_count", c_int32),
+        ("storage_count", c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A buffer to lend to a launch: its first content (or its size), and who may write it."""
+
+    content: np.ndarray | int  # bytes to copy in, or how many
+    itemsize: int
+    kind: int
+
+
+@dataclass(frozen=True)
+class StorageArray:
+    """A threadgroup array of the kernel."""
+
+    name: str
+    bytes: int
+    line: int
+
+
+# A launch holds the signal handlers of the whole process, so one runs at a time.
+_one_launch = threading.Lock()
+
+
+class Library:
+    """One built kernel. Keep it: its code stays loaded."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._dll = ctypes.CDLL(str(path))
+        self._dll.lk_map.restype = c_void_p
+        self._dll.lk_map.argtypes = [c_uint64, c_uint64]
+        self._dll.lk_unmap.argtypes = [c_void_p, c_uint64, c_uint64]
+        self._dll.lk_make_read_only.argtypes = [c_void_p, c_uint64]
+        self._dll.lk_launch.argtypes = [POINTER(_Request), POINTER(ResultRecord)]
+        self._dll.lk_sites.argtypes = [POINTER(SiteRecord), c_uint64]
+        self._dll.lk_sites.restype = c_uint64
+        self._dll.lk_image.restype = c_uint64
+        self._dll.lk_storage_table.restype = POINTER(_Storage)
+        self.image = int(self._dll.lk_image())
+        count = ctypes.c_int.in_dll(self._dll, "lk_storage_count").value
+        table = self._dll.lk_storage_table()
+        self.storage = [
+            StorageArray(table[i].name.decode(), table[i].end - table[i].begin, table[i].line) for i in range(count)
+        ]
+
+    def launch(
+        self,
+        specs: Sequence[BufferSpec],
+        grid: Sequence[int],
+        threadgroup: Sequence[int],
+        *,
+        check: bool,
+        order: int,
+        seed: int,
+        resident: bool,
+        time_limit: float | None,
+    ) -> tuple[ResultRecord, list[np.ndarray], list[SiteRecord]]:
+        """Run the kernel once.
+
+        Returns:
+            what was counted and found, the bytes of each output, and the loads and stores seen (check builds only).
+        """
+        if len(specs) > MAX_BUFFERS:
+            raise ValueError(f"a kernel takes at most {MAX_BUFFERS} buffers, not {len(specs)}")
+        mapped: list[tuple[int, int, int]] = []
+        try:
+            buffers = (_Buffer * max(len(specs), 1))()
+            for index, spec in enumerate(specs):
+                size = spec.content if isinstance(spec.content, int) else spec.content.nbytes
+                data, guard = self._map(size)
+                mapped.append((data, size, guard))
+                if not isinstance(spec.content, int):
+                    ctypes.memmove(data, spec.content.ctypes.data, size)
+                elif spec.kind == OUTPUT:
+                    ctypes.memset(data, 0xFF, size)  # NaN: what the kernel leaves unwritten shows
+                if spec.kind == INPUT:
+                    self._dll.lk_make_read_only(data, size)
+                buffers[index] = _Buffer(data, size, max(spec.itemsize, 1), spec.kind)
+            arguments = (c_void_p * max(len(specs), 1))(*(b.data for b in buffers))
+            request = _Request(
+                arguments,
+                buffers,
+                len(specs),
+                (c_uint32 * 3)(*grid),
+                (c_uint32 * 3)(*threadgroup),
+                int(check),
+                int(resident),
+                order,
+                seed,
+            )
+            result = ResultRecord()
+            with _one_launch:
+                self._run(request, result, time_limit)
+                sites = (SiteRecord * self._dll.lk_sites(None, 0))()
+                self._dll.lk_sites(sites, len(sites))
+            outputs = [
+                np.frombuffer(ctypes.string_at(data, size), np.uint8)
+                for (data, size, _), spec in zip(mapped, specs, strict=True)
+                if spec.kind != INPUT
+            ]
+            return result, outputs, list(sites)
+        finally:
+            for data, size, guard in mapped:
+                self._dll.lk_unmap(data, size, guard)
+
+    def _map(self, size: int) -> tuple[int, int]:
+        for guard in GUARD_BYTES:
+            if data := self._dll.lk_map(size, guard):
+                return data, guard
+        raise MemoryError(f"no memory for a kernel's buffer of {size} bytes")
+
+    def _run(self, request: _Request, result: ResultRecord, time_limit: float | None) -> None:
+        # In a thread of its own, so that Ctrl-C and the time limit can end a kernel that never does.
+        worker = threading.Thread(target=self._dll.lk_launch, args=(byref(request), byref(result)), daemon=True)
+        worker.start()
+        try:
+            worker.join(time_limit)
+        except BaseException:
+            self._stop(worker)
+            raise
+        if worker.is_alive():
+            self._stop(worker)
+
+    def _stop(self, worker: threading.Thread) -> None:
+        while worker.is_alive():
+            self._dll.lk_stop()
+            worker.join(0.05)
