@@ -1,0 +1,188 @@
+"""The gates that every kernel must pass, as functions that say what they found.
+
+1. clang accepts the text with real address spaces.
+2. The simulator agrees with the reference, on fresh random inputs, in every dtype.
+3. Check mode is clean: no race, nothing out of bounds or read unwritten, nothing divergent.
+4. Two schedules give the same bits.
+5. Traffic stays within the stored budget.
+6. The plain build gives the bits of the checked one.
+7. Where there is a GPU, it agrees with the reference too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from labkit.kernels import address_spaces, simulator
+from labkit.kernels.registry import Case, Entry, Tolerance, dtype_name
+from labkit.kernels.signature import Launch
+from labkit.kernels.targets import device_target, run_on
+from labkit.kernels.traffic import over_budget
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One gate of one kernel in one dtype.
+
+    Attributes:
+        gate: its name. detail: what was seen; on failure, what is wrong.
+    """
+
+    kernel: str
+    gate: str
+    dtype: str
+    passed: bool
+    detail: str
+    seconds: float
+
+
+def check_kernel(entry: Entry, seed: int | None = None, progress: Callable[[str], None] | None = None) -> list[GateResult]:
+    """All gates of a kernel on this machine.
+
+    Args:
+        seed: of the random inputs; fresh ones by default, and the seed is in each failure's detail.
+        progress: told what runs next.
+    """
+    seed = time.time_ns() % (1 << 31) if seed is None else seed
+    results = []
+    for dtype in entry.dtypes:
+        if progress:
+            progress(f"{entry.name} {dtype_name(dtype)}")
+        results += check_on_cpu(entry, dtype, seed)
+        if device_target():
+            results.append(check_on_device(entry, dtype, seed))
+    return results
+
+
+def check_on_cpu(entry: Entry, dtype: mx.Dtype, seed: int) -> list[GateResult]:
+    """The gates that need no GPU, in one dtype."""
+    launches = _launches(entry, dtype, seed)
+    gates = _Gates(entry, dtype, seed)
+    gates.run("address spaces", lambda: _address_spaces(entry, launches))
+    runs = {}
+
+    def simulate() -> Iterator[str]:
+        for case, launch in launches:
+            runs[case.label] = simulator.run(entry.kernel.text, launch, check=True, resident=entry.resident)
+            yield from (f"{case.label}: {fault}" for fault in runs[case.label].faults)
+
+    gates.run("check mode", simulate)
+    finished = [(case, launch) for case, launch in launches if case.label in runs and runs[case.label].outputs]
+    gates.run("reference", lambda: _against_reference(entry, dtype, finished, lambda case, _: runs[case.label].outputs))
+    gates.run("schedules", lambda: _schedules(entry, finished, runs))
+    gates.run("plain build", lambda: _plain_build(entry, finished[:1], runs))
+    gates.run("traffic budget", lambda: _traffic(entry, dtype, runs))
+    return gates.results
+
+
+def check_on_device(entry: Entry, dtype: mx.Dtype, seed: int, target: str | None = None) -> GateResult:
+    """The GPU against the reference, in one dtype. `target`: "metal" or "cuda"; by default the machine's own."""
+    target = target or device_target()
+    gates = _Gates(entry, dtype, seed)
+    launches = _launches(entry, dtype, seed)
+    gates.run(
+        f"{target} device",
+        lambda: _against_reference(entry, dtype, launches, lambda _, launch: run_on(target, entry.kernel, launch)),
+    )
+    return gates.results[0]
+
+
+class _Gates:
+    """Runs gates, each a function that yields what is wrong, and keeps their results."""
+
+    def __init__(self, entry: Entry, dtype: mx.Dtype, seed: int):
+        self.entry, self.dtype, self.seed = entry, dtype, seed
+        self.results: list[GateResult] = []
+
+    def run(self, gate: str, find: Callable[[], Iterator[str]]) -> None:
+        begin = time.perf_counter()
+        try:
+            wrong = list(find())
+        except (simulator.KernelFault, simulator.CompileError, simulator.CompilerMissing, address_spaces.ClangMissing) as error:
+            wrong = [str(error)]
+        detail = f"seed {self.seed}: " + "; ".join(wrong[:5]) if wrong else "ok"
+        seconds = time.perf_counter() - begin
+        name = dtype_name(self.dtype)
+        self.results.append(GateResult(self.entry.name, gate, name, not wrong, detail, seconds))
+
+
+def _launches(entry: Entry, dtype: mx.Dtype, seed: int) -> list[tuple[Case, Launch]]:
+    mx.random.seed(seed)
+    return [(case, case.make(dtype)) for case in entry.cases]
+
+
+def _address_spaces(entry: Entry, launches: list[tuple[Case, Launch]]) -> Iterator[str]:
+    # One case suffices unless others put an input on the other side of MLX's `constant` limit.
+    seen = set()
+    for _, launch in launches:
+        small = tuple(array.size < 8 for array in launch.inputs)
+        if small not in seen:
+            seen.add(small)
+            yield from address_spaces.check(entry.kernel.text, launch)
+
+
+def _against_reference(
+    entry: Entry,
+    dtype: mx.Dtype,
+    launches: list[tuple[Case, Launch]],
+    outputs_of: Callable[[Case, Launch], Sequence[mx.array]],
+) -> Iterator[str]:
+    if not launches:
+        yield "no case ran to its end"
+    for case, launch in launches:
+        wanted = run_on("reference", entry.kernel, launch)
+        for name, got, want in zip(entry.kernel.text.output_names, outputs_of(case, launch), wanted, strict=True):
+            if problem := compare(got, want, entry.tolerance[dtype]):
+                yield f"{case.label}: output {name} {problem}"
+
+
+def compare(got: mx.array, want: mx.array, tolerance: Tolerance) -> str:
+    """What is wrong with an output, or "". Integers and booleans must be equal; NaN and infinities must match."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return f"is {got.shape} {got.dtype}, expected {want.shape} {want.dtype}"
+    if not mx.issubdtype(got.dtype, mx.floating):
+        wrong = got != want
+        return f"differs in {int(wrong.sum())} of {wrong.size} elements" if mx.any(wrong).item() else ""
+    a, b = got.astype(mx.float32), want.astype(mx.float32)
+    same = (a == b) | (mx.isnan(a) & mx.isnan(b))
+    error = mx.where(same, 0.0, mx.abs(a - b))
+    wrong = mx.logical_not(same | (error <= tolerance.absolute + tolerance.relative * mx.abs(b)))
+    if not mx.any(wrong).item():
+        return ""
+    return f"is off by up to {error.max().item():.3g} of {mx.abs(b).max().item():.3g} in {int(wrong.sum())} of {wrong.size} elements"
+
+
+def _schedules(entry: Entry, launches: list[tuple[Case, Launch]], runs: dict) -> Iterator[str]:
+    for case, launch in launches:
+        other = simulator.run(entry.kernel.text, launch, check=True, order="reverse", resident=entry.resident)
+        yield from (f"{case.label}, reversed: {fault}" for fault in other.faults)
+        yield from _different_bits(entry, f"{case.label}: reversed schedule", runs[case.label].outputs, other.outputs)
+
+
+def _plain_build(entry: Entry, launches: list[tuple[Case, Launch]], runs: dict) -> Iterator[str]:
+    for case, launch in launches:
+        plain = simulator.run(entry.kernel.text, launch, resident=entry.resident)
+        yield from (f"{case.label}: {fault}" for fault in plain.faults)
+        yield from _different_bits(entry, f"{case.label}: plain build", runs[case.label].outputs, plain.outputs)
+
+
+def _different_bits(entry: Entry, what: str, one: list[mx.array], other: list[mx.array]) -> Iterator[str]:
+    for name, a, b in zip(entry.kernel.text.output_names, one, other, strict=False):
+        if not mx.array_equal(a, b, equal_nan=True).item():
+            yield f"{what} gives other bits in {name}"
+
+
+def _traffic(entry: Entry, dtype: mx.Dtype, runs: dict) -> Iterator[str]:
+    budget = entry.budget(dtype)
+    if budget is None:
+        yield "no budget stored: `labkit kernels trace --store` writes what it moves today"
+        return
+    first = runs.get(entry.cases[0].label)
+    if first is None:
+        yield "the first case did not run"
+        return
+    yield from over_budget(first.traffic.summary(), budget)

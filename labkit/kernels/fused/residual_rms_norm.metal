@@ -1,0 +1,26 @@
+// One threadgroup a row: the row stays in registers between the sum of squares and the scaling, VALUES of it in each thread.
+threadgroup float partial[32];
+uint t = thread_position_in_threadgroup.x;
+size_t row = size_t(threadgroup_position_in_grid.x) * D;
+
+float h[VALUES];
+float sum = 0.0f;
+for (int i = 0; i < VALUES; i++) {
+  int d = t + i * THREADS;
+  h[i] = 0.0f;
+  if (d < D) {
+    // Rounded before it is squared, as a separate add would leave it.
+    T rounded = static_cast<T>(static_cast<float>(x[row + d]) + static_cast<float>(residual[row + d]));
+    hidden[row + d] = rounded;
+    h[i] = static_cast<float>(rounded);
+  }
+  sum += h[i] * h[i];
+}
+sum = threadgroup_sum<THREADS>(sum, partial, thread_index_in_simdgroup, simdgroup_index_in_threadgroup);
+float scale = metal::precise::rsqrt(sum / D + eps);
+for (int i = 0; i < VALUES; i++) {
+  int d = t + i * THREADS;
+  if (d < D) {
+    normed[row + d] = static_cast<T>(h[i] * scale * static_cast<float>(weight[d]));
+  }
+}

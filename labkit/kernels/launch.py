@@ -1,0 +1,129 @@
+"""`Kernel`: one Metal text that runs on Metal, on CUDA, in the simulator, or as the functions registered beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.kernels.header import Header
+from labkit.kernels.signature import Launch, MetalText, Scalar, TemplateValue, make_launch
+
+Implementation = Callable[[Launch], Sequence[mx.array]]
+"""Computes a launch's outputs from its inputs and template arguments, ignoring grid and threadgroup."""
+
+
+class Kernel:
+    """A device kernel, called as `mx.fast.metal_kernel`'s kernels are.
+
+    Args:
+        name: unique in labkit; also the name of the function on the device.
+        input_names, output_names: the buffers that the text sees.
+        source: the body of the Metal function, as `mx.fast.metal_kernel` takes it.
+        header: what goes before the function: a text, or a `Header` of which the used sections are taken.
+        ensure_row_contiguous, atomic_outputs, compile_options: as for `mx.fast.metal_kernel`.
+        reference: the same in plain MLX ops: fp32 on exactly upcast inputs, rounded once. The oracle.
+        native: the same as a Python or numba function, for machines whose device is the CPU.
+        cuda_source: a hand-written CUDA body under the same contract, where the translated text is not good enough.
+
+    Raises:
+        ValueError: a name that cannot be a function's, or names that occur twice.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        source: str,
+        header: str | Header = "",
+        ensure_row_contiguous: bool = True,
+        atomic_outputs: bool = False,
+        compile_options: dict[str, str] | None = None,
+        *,
+        reference: Implementation | None = None,
+        native: Implementation | None = None,
+        cuda_source: str | None = None,
+    ):
+        if not name.isidentifier():
+            raise ValueError(f"a kernel's name is an identifier, not {name!r}")
+        names = [*input_names, *output_names]
+        if twice := {n for n in names if names.count(n) > 1}:
+            raise ValueError(f"kernel {name}: buffer names occur twice: {sorted(twice)}")
+        emitted = header.used_by(source) if isinstance(header, Header) else header
+        self.text = MetalText(
+            name, tuple(input_names), tuple(output_names), source, emitted, ensure_row_contiguous, atomic_outputs
+        )
+        self.compile_options = compile_options
+        self.reference = reference
+        self.native = native
+        self.cuda_source = cuda_source
+        self.device_kernels: dict[Any, Any] = {}  # what the metal and cuda targets built, by what shapes the text
+
+    @classmethod
+    def from_file(
+        cls, path: Path, input_names: Sequence[str], output_names: Sequence[str], *, name: str | None = None, **options
+    ) -> Kernel:
+        """A kernel whose source is a `.metal` file; its name is the file's unless given."""
+        return cls(name or path.stem, input_names, output_names, path.read_text(), **options)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.text.name
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array | Scalar],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: Sequence[int],
+        threadgroup: Sequence[int],
+        template: Sequence[tuple[str, TemplateValue]] | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+        stream: Any = None,
+        target: str | None = None,
+    ) -> list[mx.array]:
+        """Launch the kernel: the call of `mx.fast.metal_kernel`'s kernels, and where to run.
+
+        Args:
+            inputs: arrays, or numbers that become scalar arrays.
+            output_shapes, output_dtypes: of each output.
+            grid: threads in all, in three dimensions (of threads, not of threadgroups).
+            threadgroup: threads of a threadgroup, at most 1,024.
+            template: (name, dtype or bool or int) for the text's template arguments.
+            init_value: what outputs hold before the kernel writes; undefined without it.
+            verbose: print the generated text.
+            stream: MLX stream or device; metal and cuda only.
+            target: "metal", "cuda", "simulator", "native" or "reference"; by default the one that `use_target` set, or
+                else the best that this machine has for this kernel (`labkit.kernels.targets.default_target`).
+
+        Raises:
+            ValueError, TypeError: arguments that do not fit the kernel's names.
+            RuntimeError: the target is not there on this machine or for this kernel.
+        """
+        from labkit.kernels.targets import run_on
+
+        launch = self.launch(
+            inputs=inputs,
+            output_shapes=output_shapes,
+            output_dtypes=output_dtypes,
+            grid=grid,
+            threadgroup=threadgroup,
+            template=template,
+            init_value=init_value,
+            verbose=verbose,
+            stream=stream,
+        )
+        return run_on(target, self, launch)
+
+    def launch(self, **call) -> Launch:
+        """The checked arguments of a call, without running it."""
+        return make_launch(self.text, **call)
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.name}: {', '.join(self.text.input_names)} -> {', '.join(self.text.output_names)})"

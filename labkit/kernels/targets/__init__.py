@@ -1,0 +1,82 @@
+"""Where a kernel's text can run, one module a target; each has `run(kernel, launch)` and `unavailable(kernel)`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import cache
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from labkit.kernels.launch import Kernel
+    from labkit.kernels.signature import Launch
+
+TARGETS = ("metal", "cuda", "native", "reference", "simulator")
+"""All targets, the best for a machine first: a GPU's own, then functions on the CPU, then the simulated text."""
+
+_chosen: ContextVar[str | None] = ContextVar("labkit_kernel_target", default=None)
+
+
+def _check_name(name: str) -> None:
+    if name not in TARGETS:
+        raise ValueError(f"no kernel target {name!r}; there are {', '.join(TARGETS)}")
+
+
+@cache
+def _module(name: str):
+    return importlib.import_module(f"labkit.kernels.targets.{name}")
+
+
+@contextlib.contextmanager
+def use_target(name: str) -> Iterator[None]:
+    """Run every kernel called inside on one target, unless a call names another.
+
+    Raises:
+        ValueError: no such target.
+    """
+    _check_name(name)
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+@cache
+def device_target() -> str | None:
+    """The GPU target of MLX's default device: "metal", "cuda", or None where MLX computes on the CPU."""
+    if mx.default_device().type != mx.gpu:
+        return None
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def default_target(kernel: Kernel) -> str:
+    """Where a kernel runs when nobody says: the GPU; on a CPU its native function, its reference, or the simulator."""
+    if device := device_target():
+        return device
+    if kernel.native is not None:
+        return "native"
+    return "reference" if kernel.reference is not None else "simulator"
+
+
+def targets_for(kernel: Kernel) -> list[str]:
+    """The targets that can run a kernel on this machine."""
+    return [name for name in TARGETS if not _module(name).unavailable(kernel)]
+
+
+def run_on(target: str | None, kernel: Kernel, launch: Launch) -> list[mx.array]:
+    """Run a launch on a target, or on the one that applies.
+
+    Raises:
+        ValueError: no such target. RuntimeError: it is not there, with the reason.
+    """
+    name = target or _chosen.get() or default_target(kernel)
+    _check_name(name)
+    module = _module(name)
+    if reason := module.unavailable(kernel):
+        raise RuntimeError(f"kernel {kernel.name} cannot run on target {name!r}: {reason}")
+    return list(module.run(kernel, launch))

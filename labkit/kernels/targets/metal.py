@@ -1,0 +1,41 @@
+"""Metal: the text as it is, through `mx.fast.metal_kernel`."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from labkit.kernels.launch import Kernel
+from labkit.kernels.signature import Launch
+
+
+def unavailable(kernel: Kernel) -> str:
+    """Why this machine cannot, or ""."""
+    return "" if mx.metal.is_available() else "MLX has no Metal device here"
+
+
+def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
+    """Launch on the GPU; lazily, as MLX does."""
+    if "metal" not in kernel.device_kernels:
+        text = kernel.text
+        options = {"compile_options": kernel.compile_options} if kernel.compile_options else {}
+        kernel.device_kernels["metal"] = mx.fast.metal_kernel(
+            name=text.name,
+            input_names=list(text.input_names),
+            output_names=list(text.output_names),
+            source=text.source,
+            header=text.header,
+            ensure_row_contiguous=text.ensure_row_contiguous,
+            atomic_outputs=text.atomic_outputs,
+            **options,
+        )
+    return kernel.device_kernels["metal"](
+        inputs=list(launch.inputs),
+        template=list(launch.template),
+        grid=launch.grid,
+        threadgroup=launch.threadgroup,
+        output_shapes=launch.output_shapes,
+        output_dtypes=launch.output_dtypes,
+        init_value=launch.init_value,
+        verbose=launch.verbose,
+        stream=launch.stream,
+    )

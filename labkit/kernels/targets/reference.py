@@ -1,0 +1,19 @@
+"""Reference: the same in plain MLX ops, in fp32 on exactly upcast inputs, rounded once. The oracle of every other target."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from labkit.kernels.launch import Kernel
+from labkit.kernels.signature import Launch
+
+
+def unavailable(kernel: Kernel) -> str:
+    """Why this kernel cannot, or ""."""
+    return "" if kernel.reference is not None else "no reference is registered for it"
+
+
+def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
+    """Call it, and round its fp32 results to the launch's output dtypes."""
+    outputs = kernel.reference(launch)
+    return [output.astype(dtype) for output, dtype in zip(outputs, launch.output_dtypes, strict=True)]
