@@ -1,0 +1,29 @@
+"""Which columns a query may see, and moving columns by a distance of their own for each row."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def causal(n: int, offset: int = 0, *, window: int | None = None, left_padding: mx.array | None = None) -> mx.array:
+    """The mask of `n` new columns behind `offset` older ones.
+
+    Returns:
+        bool, [n, offset + n], or [B, 1, n, offset + n] with `left_padding` [B]: True where query i, in column
+        offset + i, may see the column: not later, not `window` or more columns back, not padding.
+    """
+    columns = mx.arange(offset + n)
+    queries = mx.arange(offset, offset + n)[:, None]
+    mask = queries >= columns
+    if window is not None:
+        mask = mask & (queries < columns + window)
+    if left_padding is not None:
+        mask = mask & (left_padding[:, None, None, None] <= columns)
+    return mask
+
+
+def roll_rows(x: mx.array, shifts: mx.array) -> mx.array:
+    """x [B, H, T, D] with row b rolled right along T by shifts[b]."""
+    n = x.shape[2]
+    index = (mx.arange(n)[None, :] - shifts[:, None]) % n
+    return mx.take_along_axis(x, index[:, None, :, None], axis=2)

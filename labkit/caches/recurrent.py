@@ -1,0 +1,220 @@
+"""The states of recurrent layers (conv tails, DeltaNet or SSM states): one fixed size whatever the context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.caches.base import OPERATIONS, Cache, Unsupported, per_row, row_numbers
+from labkit.caches.layout import ArraySpec, Layout, dtype_name
+
+_NO_COLUMNS = {"trim", "append"}
+
+
+class Recurrent(Cache):
+    """The states of one row (or of several equally long ones); `cache[i]` reads and writes state i.
+
+    State-compatible with mlx-lm's `ArraysCache`. Nothing can be trimmed: a state has taken its tokens in for good. A
+    span is taken back through `checkpoint`, and a part of a span is kept where the layer has recorded its states after
+    every token (`record`).
+
+    Attributes:
+        lengths: valid tokens still to come in right-padded input, int32 [B], or None.
+        left_padding: padding still to come before each row's first token, int32 [B], or None.
+    """
+
+    kind = "recurrent"
+    supports = OPERATIONS - _NO_COLUMNS - {"extend", "filter", "extract"}
+
+    def __init__(self, size: int = 2, layout: Layout | None = None, *, batch: int = 1):
+        self.cache: list[mx.array | None] = [None] * size
+        self.left_padding: mx.array | None = None
+        self.lengths: mx.array | None = None
+        self.layout = layout
+        self._batch = batch
+        self._mark: list[mx.array | None] | None = None
+        self._advanced = 0
+        self._recorded: dict[int, mx.array] = {}
+
+    def __getitem__(self, index: int) -> mx.array | None:
+        return self.cache[index]
+
+    def __setitem__(self, index: int, value: mx.array | None) -> None:
+        self.cache[index] = value
+        if self.layout is None and all(state is not None for state in self.cache):
+            self.layout = self._layout_now()
+
+    def _layout_now(self) -> Layout:
+        specs = (
+            ArraySpec(f"state{i}", tuple(s.shape[1:]), dtype_name(s.dtype), per_token=False)
+            for i, s in enumerate(self.cache)
+        )
+        return Layout(self.kind, tuple(specs))
+
+    @property
+    def batch_size(self) -> int:
+        first = next((state for state in self.cache if state is not None), None)
+        return self._batch if first is None else first.shape[0]
+
+    def size(self) -> int:
+        return 0
+
+    def empty(self) -> bool:
+        return all(state is None for state in self.cache)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for state in self.cache if state is not None)
+
+    @classmethod
+    def bytes_of(cls, layout: Layout, tokens: int, *, chunk: int = 1) -> int:
+        return layout.bytes_fixed if tokens else 0
+
+    @property
+    def state(self) -> tuple:
+        return self.cache, self.left_padding, self.lengths
+
+    @state.setter
+    def state(self, value: tuple) -> None:
+        states, self.left_padding, self.lengths = value
+        self.cache = list(states)
+        padding = self.left_padding if self.left_padding is not None else self.lengths
+        self._batch = 1 if padding is None else padding.size
+        self.layout = self._layout_now() if all(s is not None for s in self.cache) else None
+        self._mark, self._advanced, self._recorded = None, 0, {}
+
+    # -- padding: masked tokens leave every state as it is -----------------------------------------------------------
+
+    def make_mask(self, n: int, **_: Any) -> mx.array | None:
+        """bool [B, n], False where the next n tokens are padding; None if none is."""
+        columns = mx.arange(n)
+        mask = None
+        if self.left_padding is not None:
+            mask = columns >= self.left_padding[:, None]
+        if self.lengths is not None:
+            valid = columns < self.lengths[:, None]
+            mask = valid if mask is None else mask & valid
+        return mask
+
+    def prepare(self, *, left_padding: Any = None, lengths: Any = None, right_padding: Any = None) -> None:
+        if left_padding is not None:
+            if not self.empty():
+                raise ValueError("left padding belongs before the first token of a batch")
+            padding = per_row(left_padding, self.batch_size)
+            self.left_padding = mx.array(padding, dtype=mx.int32) if any(padding) else None
+        if lengths is not None and (right_padding is None or any(per_row(right_padding, self.batch_size))):
+            self.lengths = mx.array(per_row(lengths, self.batch_size), dtype=mx.int32)
+
+    def finalize(self) -> None:
+        self.lengths = self.left_padding = None
+
+    def advance(self, n: int) -> None:
+        self._advanced += n
+        if self.lengths is not None:
+            self.lengths = self.lengths - n
+        if self.left_padding is not None:
+            self.left_padding = self.left_padding - n
+
+    # -- a span that may be taken back -------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        self._mark, self._advanced, self._recorded = list(self.cache), 0, {}
+
+    def record(self, index: int, states: mx.array) -> None:
+        """The layer's state `index` after each token since the checkpoint, [B, L, ...], so that `commit` may choose."""
+        if self._mark is not None:
+            self._recorded[index] = states
+
+    def commit(self, accepted: Any) -> None:
+        if self._mark is None:
+            raise ValueError("commit without a checkpoint")
+        kept = [min(n, self._advanced) for n in per_row(accepted, self.batch_size)]
+        before = self._mark
+        if all(n == 0 for n in kept):
+            self.cache = list(before)
+        elif any(n < self._advanced for n in kept):
+            if set(self._recorded) != set(range(len(self.cache))):
+                raise Unsupported(
+                    self.kind,
+                    f"keep {kept} of {self._advanced} tokens",
+                    "its layer recorded no states between: roll back and run the kept tokens again",
+                )
+            self.cache = [self._chosen(i, before[i], mx.array(kept)) for i in range(len(self.cache))]
+        self._mark, self._recorded = None, {}
+
+    def _chosen(self, index: int, before: mx.array | None, kept: mx.array) -> mx.array:
+        after = self._recorded[index]
+        if before is None:
+            before = mx.zeros_like(after[:, 0])
+        every = mx.concatenate([before[:, None], after], axis=1)
+        return every[mx.arange(every.shape[0]), kept]
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def merge(cls, caches: Sequence[Recurrent]) -> BatchedRecurrent:
+        return BatchedRecurrent.from_rows(caches)
+
+    def _pack(self) -> tuple[dict, dict]:
+        arrays = {f"state{i}": mx.contiguous(s) for i, s in enumerate(self.cache) if s is not None}
+        for name in ("left_padding", "lengths"):
+            if getattr(self, name) is not None:
+                arrays[name] = getattr(self, name)
+        return arrays, {"size": len(self.cache), "batch": self.batch_size}
+
+    def _unpack(self, arrays: dict, scalars: dict) -> None:
+        self.cache = [arrays.get(f"state{i}") for i in range(scalars["size"])]
+        self.left_padding, self.lengths = arrays.get("left_padding"), arrays.get("lengths")
+        self._batch = scalars["batch"]
+        self._mark, self._advanced, self._recorded = None, 0, {}
+
+
+class BatchedRecurrent(Recurrent):
+    """Recurrent states of several rows, some of them fresh: a fresh row's state is zero, never a neighbour's."""
+
+    batched = True
+    supports = OPERATIONS - _NO_COLUMNS - {"merge"}
+
+    def filter(self, rows: Any) -> None:
+        rows = row_numbers(rows)
+        if rows.size and not 0 <= min(rows.tolist()) <= max(rows.tolist()) < self.batch_size:
+            raise IndexError(f"rows {rows.tolist()} of a batch of {self.batch_size}")
+        self._batch = rows.size
+        self.cache = [None if state is None else state[rows] for state in self.cache]
+        self.left_padding = None if self.left_padding is None else self.left_padding[rows]
+        self.lengths = None if self.lengths is None else self.lengths[rows]
+
+    def extend(self, other: Cache) -> None:
+        batches = self.batch_size, other.batch_size
+
+        def joined(a: mx.array | None, b: mx.array | None) -> mx.array | None:
+            like = a if a is not None else b
+            if like is None:
+                return None
+            parts = (
+                mx.zeros((n, *like.shape[1:]), like.dtype) if x is None else x
+                for n, x in zip(batches, (a, b), strict=True)
+            )
+            return mx.concatenate(list(parts))
+
+        self.cache = [joined(a, b) for a, b in zip(self.cache, other.cache, strict=True)]
+        self.left_padding = joined(self.left_padding, other.left_padding)
+        self.lengths = joined(self.lengths, other.lengths)
+        self.layout = self.layout or other.layout
+        self._batch = sum(batches)
+
+    def extract(self, row: int) -> Recurrent:
+        single = Recurrent(len(self.cache), self.layout)
+        single.cache = [None if state is None else state[row_numbers([row])] for state in self.cache]
+        return single
+
+    @classmethod
+    def from_rows(cls, caches: Sequence[Recurrent]) -> BatchedRecurrent:
+        """The rows of serial caches, as copies."""
+        result = cls(len(caches[0].cache), caches[0].layout, batch=caches[0].batch_size)
+        result.cache = list(caches[0].cache)
+        for cache in caches[1:]:
+            result.extend(cache)
+        return result

@@ -1,0 +1,260 @@
+"""Keys and values of a sliding window in a ring: the kind that remembers the last `max_size` tokens.
+
+Single tokens overwrite the oldest column in place. A block of L tokens puts the columns in temporal order and keeps
+max_size - 1 + L of them, so that the block's first query still sees its whole window; the next single token trims.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.caches import masks
+from labkit.caches.base import Cache, Unsupported, per_row
+from labkit.caches.layout import Layout, keys_and_values
+
+STEP = 256  # tokens by which a ring grows until it has its full size, as in mlx-lm
+
+
+class Ring(Cache):
+    """What the serial and the batched ring share."""
+
+    kind = "rotating"
+    keys: mx.array | None
+    values: mx.array | None
+    max_size: int
+    _idx: int
+    _mark: Any = None
+
+    def empty(self) -> bool:
+        return self.keys is None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+
+    @classmethod
+    def bytes_of(cls, layout: Layout, tokens: int, *, chunk: int = 1) -> int:
+        # A block leaves max_size - 1 + chunk columns; single tokens allocate in steps up to the full size.
+        columns = max(min(tokens, layout.window - 1 + chunk), min(math.ceil(tokens / STEP) * STEP, layout.window))
+        return layout.bytes_per_token * columns
+
+    def _know(self, keys: mx.array, values: mx.array) -> None:
+        if self.layout is None:
+            self.layout = keys_and_values(self.kind, keys, values, self.max_size)
+
+    def _grow_ring(self, filled: int, keys: mx.array, values: mx.array) -> None:
+        """Room for one more column behind `filled`, as long as the ring has not its full size."""
+
+        def grown(buffer: mx.array | None, like: mx.array) -> mx.array:
+            batch, heads, _, dim = like.shape
+            room = mx.zeros((batch, heads, min(STEP, self.max_size - filled), dim), like.dtype)
+            return room if buffer is None else mx.concatenate([buffer, room], axis=2)
+
+        self.keys, self.values = grown(self.keys, keys), grown(self.values, values)
+
+    def append(self, keys: mx.array, values: mx.array) -> None:
+        self.update_and_fetch(keys, values)
+
+    def checkpoint(self) -> None:
+        # Handles of their own: an assignment to a slice changes the array behind the handle it is made through.
+        self._mark = tuple(copy(item) for item in self.state)
+        self._since: list[tuple[mx.array, mx.array]] = []
+
+    def _remember(self, keys: mx.array, values: mx.array) -> None:
+        if self._mark is not None:
+            self._since.append((keys, values))
+
+    def _rewound(self, what: str) -> tuple[mx.array, mx.array] | None:
+        """Back at the checkpoint, which is forgotten; returns the keys and values that came after it."""
+        if self._mark is None:
+            raise ValueError(f"{what} without a checkpoint")
+        mark, since = self._mark, self._since
+        self._mark, self._since = None, []
+        layout, self.state = self.layout, mark
+        self.layout = layout
+        if not since:
+            return None
+        return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*since, strict=True))
+
+
+class Rotating(Ring):
+    """One row. State-compatible with mlx-lm's `RotatingKVCache`, and bit-identical to it.
+
+    Attributes:
+        keep: the first columns that are never overwritten (attention sinks); only a serial ring has them.
+    """
+
+    supports = Cache.supports - {"extend", "filter", "extract"}
+
+    def __init__(self, max_size: int, keep: int = 0, layout: Layout | None = None):
+        self.max_size, self.keep = max_size, keep
+        self.keys = self.values = None
+        self.offset = self._idx = 0
+        self.layout = layout
+        self._surplus = 0
+
+    @property
+    def batch_size(self) -> int:
+        return 1 if self.keys is None else self.keys.shape[0]
+
+    def size(self) -> int:
+        return min(self.offset, self.max_size)
+
+    def temporal(self, buffer: mx.array) -> mx.array:
+        """The columns in use, oldest first (behind the kept ones)."""
+        if self._idx == buffer.shape[2]:
+            return buffer
+        if self._idx < self.offset:
+            kept, newer, older = (
+                buffer[..., : self.keep, :],
+                buffer[..., self.keep : self._idx, :],
+                buffer[..., self._idx :, :],
+            )
+            return mx.concatenate([kept, older, newer], axis=2)
+        return buffer[..., : self._idx, :]
+
+    def _trimmed(self, buffer: mx.array, columns: int, behind: mx.array | None = None) -> mx.array:
+        parts = [buffer]
+        if columns > 0:
+            parts = [buffer[..., : self.keep, :], buffer[..., columns + self.keep :, :]]
+        if behind is not None:
+            parts.append(behind)
+        return mx.concatenate(parts, axis=2)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append keys and values [B, H, L, D]; returns the columns that the new queries may see."""
+        self._know(keys, values)
+        self._remember(keys, values)
+        if keys.shape[2] == 1:
+            return self._write_one(keys, values)
+        return self._write_block(keys, values)
+
+    def _write_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.keys is None:
+            self.keys, self.values = keys, values
+        else:
+            ordered = self.temporal(self.keys), self.temporal(self.values)
+            surplus = ordered[0].shape[2] - self.max_size + 1
+            self.keys = self._trimmed(ordered[0], surplus, keys)
+            self.values = self._trimmed(ordered[1], surplus, values)
+        self.offset += keys.shape[2]
+        self._idx = self.keys.shape[2]
+        return self.keys, self.values
+
+    def _write_one(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        width = 0 if self.keys is None else self.keys.shape[2]
+        if width < self.max_size and self._idx >= width:
+            self._grow_ring(width, keys, values)
+        elif width > self.max_size:
+            self.keys = self._trimmed(self.keys, width - self.max_size)
+            self.values = self._trimmed(self.values, width - self.max_size)
+            self._idx = self.max_size
+        if self._idx == self.max_size:
+            self._idx = self.keep
+        self.keys[..., self._idx : self._idx + 1, :] = keys
+        self.values[..., self._idx : self._idx + 1, :] = values
+        self.offset += 1
+        self._idx += 1
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The columns in use."""
+        if self.offset < self.keys.shape[2]:
+            return self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
+        return self.keys, self.values
+
+    def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> Any:
+        if n > 1:
+            window = window_size or self.max_size
+            offset = min(self.max_size - 1, self.offset)
+            if offset + n > window or return_array:
+                return masks.causal(n, offset, window=window)
+            return "causal"
+        if window_size is None or self.offset < window_size or self.max_size <= window_size:
+            return None
+        # A window smaller than the ring: the newest `window_size` columns, wherever the ring has them.
+        column = 0 if self._idx >= self.max_size else self._idx
+        columns = min(self.offset + 1, self.max_size)
+        return mx.roll(mx.arange(columns) >= columns - window_size, shift=column + 1)
+
+    def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
+        length, width = queries.shape[2], self.keys.shape[2]
+        if length == 1:
+            mask = mx.arange(width) < min(self.offset, width)
+        else:
+            mask = masks.causal(length, width - length, window=self.max_size)
+        return mx.fast.scaled_dot_product_attention(
+            queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
+        )
+
+    @property
+    def state(self) -> tuple:
+        return self.keys, self.values, self.offset, self.keep, self.max_size, self._idx
+
+    @state.setter
+    def state(self, value: tuple) -> None:
+        self.keys, self.values, self.offset, self.keep, self.max_size, self._idx = value
+        self.layout = None
+        if self.keys is not None:
+            self._know(self.keys, self.values)
+        self._surplus = 0
+
+    def is_trimmable(self) -> bool:
+        # Once the ring has wrapped, the columns that a trim would bring back into view are gone.
+        return self.offset < self.max_size
+
+    def trim(self, n: int) -> int:
+        n = min(self.offset, n)
+        if n and not self.is_trimmable():
+            raise Unsupported(self.kind, f"trim {n} tokens", f"it has wrapped at its window of {self.max_size}")
+        self.offset -= n
+        self._idx -= n
+        return n
+
+    def prepare(self, *, left_padding: Any = None, lengths: Any = None, right_padding: Any = None) -> None:
+        if left_padding is not None and any(per_row(left_padding, self.batch_size)):
+            raise Unsupported("serial rotating", "take left padding", "a lone row needs none")
+        if right_padding is not None:
+            surplus = set(per_row(right_padding, self.batch_size))
+            if len(surplus) > 1:
+                raise Unsupported("serial rotating", "hold rows of several lengths", "merge serial rows instead")
+            self._surplus = surplus.pop()
+            if self._surplus:
+                self.checkpoint()
+
+    def finalize(self) -> None:
+        if self._surplus:
+            surplus, self._surplus = self._surplus, 0
+            self.commit(sum(keys.shape[2] for keys, _ in self._since) - surplus)
+
+    def commit(self, accepted: Any) -> None:
+        kept = set(per_row(accepted, self.batch_size))
+        if len(kept) > 1:
+            raise Unsupported("serial rotating", "hold rows of several lengths", "merge serial rows instead")
+        after = self._rewound("commit")
+        if after is not None and (n := kept.pop()):
+            self.update_and_fetch(*(part[..., :n, :] for part in after))
+
+    @classmethod
+    def merge(cls, caches: Sequence[Rotating]) -> Any:
+        from labkit.caches.rotating_batch import BatchedRotating
+
+        return BatchedRotating.from_rows(caches)
+
+    def _pack(self) -> tuple[dict, dict]:
+        scalars = {"offset": self.offset, "keep": self.keep, "max_size": self.max_size}
+        if self.keys is None:
+            return {}, scalars | {"idx": 0}
+        keys, values = self.temporal(self.keys), self.temporal(self.values)
+        return {"keys": mx.contiguous(keys), "values": mx.contiguous(values)}, scalars | {"idx": keys.shape[2]}
+
+    def _unpack(self, arrays: dict, scalars: dict) -> None:
+        self.keys, self.values = arrays.get("keys"), arrays.get("values")
+        self.offset, self.keep, self.max_size = scalars["offset"], scalars["keep"], scalars["max_size"]
+        self._idx = scalars["idx"]
+        self._surplus = 0

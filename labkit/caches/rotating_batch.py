@@ -1,0 +1,327 @@
+"""The ring for several rows: right-justified like the contiguous batch, one write column for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.caches import masks
+from labkit.caches.base import Cache, Unsupported, per_row, row_numbers
+from labkit.caches.layout import Layout
+from labkit.caches.rotating import Ring, Rotating
+
+
+class BatchedRotating(Ring):
+    """Rows of several lengths in one ring. State-compatible with mlx-lm's `BatchRotatingKVCache`.
+
+    Where that class is undefined: right-padded input whose last chunk is one token goes through the block path
+    instead of raising; the mask of a block after the ring has wrapped counts the columns that the block will keep,
+    where mlx-lm takes the write column for their number and hides a short row's oldest token. As in mlx-lm, filtering
+    keeps padding that all rows share.
+
+    Attributes:
+        offset: the position of each row's next token, int32 [B].
+        left_padding: columns of padding before each row's oldest token, int32 [B]; at or below 0 when it has none.
+        rotated: whether single tokens have begun to overwrite the oldest column.
+    """
+
+    batched = True
+    supports = Cache.supports - {"merge"}
+
+    def __init__(self, max_size: int, left_padding: Sequence[int], layout: Layout | None = None):
+        self.keys = self.values = None
+        self.left_padding = mx.array(list(left_padding), dtype=mx.int32)
+        self.offset = -self.left_padding
+        self.max_size = max_size
+        self.layout = layout
+        self._idx = self._offset = 0
+        self.rotated = False
+        self._lengths: mx.array | None = None
+
+    @property
+    def batch_size(self) -> int:
+        return self.offset.shape[0]
+
+    def size(self) -> int:
+        return min(self._offset, self.max_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append keys and values [B, H, L, D]; returns the columns that the new queries may see."""
+        self._know(keys, values)
+        self._remember(keys, values)
+        if keys.shape[2] == 1 and self._lengths is None:
+            result = self._write_one(keys, values)
+        else:
+            result = self._write_block(keys, values)
+        # The rows' counters are part of what a step computes: evaluated with it, they never pile up as a graph.
+        self.keys = mx.depends(self.keys, (self.left_padding, self.offset))
+        return result
+
+    def _order(self) -> None:
+        """Put the columns in temporal order, without free room behind them."""
+        if self.rotated:
+            self.keys = mx.roll(self.keys, -self._idx, axis=2)
+            self.values = mx.roll(self.values, -self._idx, axis=2)
+            self._idx = self.keys.shape[2]
+            self.rotated = False
+        elif self.keys.shape[2] > self._idx:
+            self.keys, self.values = self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
+
+    def _write_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.keys is None:
+            self.keys, self.values = keys, values
+        else:
+            self._order()
+            self._move_padding()
+            if (surplus := self._idx - self.max_size + 1) > 0:
+                self.left_padding = self.left_padding - surplus
+                self.keys, self.values = self.keys[..., surplus:, :], self.values[..., surplus:, :]
+            self.keys = mx.concatenate([self.keys, keys], axis=2)
+            self.values = mx.concatenate([self.values, values], axis=2)
+        self.offset = self.offset + keys.shape[2]
+        self._offset += keys.shape[2]
+        self._idx = self.keys.shape[2]
+        return self.keys, self.values
+
+    def _move_padding(self) -> None:
+        """Turn right padding that has passed into left padding, so that it never pushes out a row's tokens."""
+        if self._lengths is None:
+            return
+        past = mx.maximum(0, self.offset - self._lengths)
+        self.keys, self.values = masks.roll_rows(self.keys, past), masks.roll_rows(self.values, past)
+        self.left_padding = self.left_padding + past
+        self.offset = self.offset - past
+
+    def _write_one(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        width = 0 if self.keys is None else self.keys.shape[2]
+        if width < self.max_size and self._idx >= width and not self.rotated:
+            self._grow_ring(width, keys, values)
+        elif width > self.max_size:
+            surplus = width - self.max_size
+            self.keys, self.values = self.keys[..., surplus:, :], self.values[..., surplus:, :]
+            self.left_padding = self.left_padding - surplus
+            self._idx = self.max_size
+        if self._idx == self.max_size:
+            self.rotated = True
+            self._idx = 0
+        if self.rotated:
+            self.left_padding = self.left_padding - 1
+        self.keys[..., self._idx : self._idx + 1, :] = keys
+        self.values[..., self._idx : self._idx + 1, :] = values
+        self.offset = self.offset + 1
+        self._offset += 1
+        self._idx += 1
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The columns in use."""
+        if not self.rotated and self._idx < self.keys.shape[2]:
+            return self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
+        return self.keys, self.values
+
+    def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> mx.array:
+        window = window_size or self.max_size
+        padding = self.left_padding
+        # Columns in temporal order, before this write: all of a turned ring, else up to the write column.
+        older = self.keys.shape[2] if self.rotated else self._idx
+        if n > 1 or self._lengths is not None:
+            kept = min(older, self.max_size - 1)
+            return masks.causal(n, kept, window=window, left_padding=padding - (older - kept))
+        if older < self.max_size:
+            return masks.causal(1, older, window=window, left_padding=padding)
+        # The oldest column gives way to the new one: the mask in temporal order, turned as the ring is turned.
+        mask = masks.causal(1, self.max_size - 1, window=window, left_padding=padding - (older - self.max_size) - 1)
+        column = self._idx if self.rotated and self._idx < self.max_size else 0
+        return mx.roll(mask, shift=column + 1, axis=-1)
+
+    def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
+        length, width = queries.shape[2], self.keys.shape[2]
+        columns = mx.arange(width)
+        if length == 1:
+            # Age of a column: steps back from the column written last.
+            age = (self._idx - 1 - columns) % width if self.rotated else self._idx - 1 - columns
+            padding = self.left_padding[:, None, None, None]
+            temporal = (width if self.rotated else self._idx) - 1 - age
+            mask = (age >= 0) & (age < self.max_size) & (temporal >= padding)
+        else:
+            mask = masks.causal(length, width - length, window=self.max_size, left_padding=self.left_padding)
+        return mx.fast.scaled_dot_product_attention(
+            queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
+        )
+
+    @property
+    def state(self) -> tuple:
+        return (
+            self.keys,
+            self.values,
+            self.offset,
+            self.left_padding,
+            self.max_size,
+            self._offset,
+            self._idx,
+            self.rotated,
+        )
+
+    @state.setter
+    def state(self, value: tuple) -> None:
+        (
+            self.keys,
+            self.values,
+            self.offset,
+            self.left_padding,
+            self.max_size,
+            self._offset,
+            self._idx,
+            self.rotated,
+        ) = value
+        self._lengths = None
+        self.layout = None
+        if self.keys is not None:
+            self._know(self.keys, self.values)
+
+    def is_trimmable(self) -> bool:
+        return self._offset < self.max_size
+
+    def trim(self, n: int) -> int:
+        n = min(self._offset, n)
+        if n and not self.is_trimmable():
+            raise Unsupported(self.kind, f"trim {n} tokens", f"it has wrapped at its window of {self.max_size}")
+        self._offset -= n
+        self._idx -= n
+        self.offset = self.offset - n
+        return n
+
+    def prepare(self, *, left_padding: Any = None, lengths: Any = None, right_padding: Any = None) -> None:
+        if left_padding is not None:
+            if self.keys is not None:
+                raise ValueError("left padding belongs before the first token of a batch")
+            padding = mx.array(per_row(left_padding, self.batch_size), dtype=mx.int32)
+            self.left_padding = self.left_padding + padding
+            self.offset = self.offset - padding
+        if right_padding is not None and any(per_row(right_padding, self.batch_size)):
+            self._lengths = self.offset + mx.array(per_row(lengths, self.batch_size), dtype=mx.int32)
+
+    def finalize(self) -> None:
+        if self._lengths is not None and self.keys is not None:
+            self._move_padding()
+        self._lengths = None
+
+    def commit(self, accepted: Any) -> None:
+        kept = per_row(accepted, self.batch_size)
+        after = self._rewound("commit")
+        longest = max(kept)
+        if after is None or longest == 0:
+            return
+        after = tuple(part[..., :longest, :] for part in after)
+        padding = [longest - n for n in kept]
+        self.prepare(lengths=kept, right_padding=padding)
+        self.update_and_fetch(*after)
+        self.finalize()
+
+    def filter(self, rows: Any) -> None:
+        rows = row_numbers(rows)
+        self.offset, self.left_padding = self.offset[rows], self.left_padding[rows]
+        if self.keys is not None:
+            self.keys, self.values = self.keys[rows], self.values[rows]
+
+    def extend(self, other: Cache) -> None:
+        if not isinstance(other, BatchedRotating):
+            other = BatchedRotating.from_rows([other])
+        if other.max_size != self.max_size:
+            raise ValueError(f"a ring of {other.max_size} tokens cannot join one of {self.max_size}")
+        if self.keys is None and other.keys is None:
+            self.offset = mx.concatenate([self.offset, other.offset])
+            self.left_padding = mx.concatenate([self.left_padding, other.left_padding])
+            return
+        if self.rotated != other.rotated or self._idx != other._idx:
+            for cache in (self, other):
+                if cache.keys is not None:
+                    cache._order()
+        filled = max(self._idx, other._idx)
+        like = self if self.keys is not None else other
+        capacity = max(cache.keys.shape[2] for cache in (self, other) if cache.keys is not None)
+
+        def justified(cache: BatchedRotating, name: str) -> mx.array:
+            model, buffer = getattr(like, name), getattr(cache, name)
+            if buffer is None:
+                return mx.zeros((cache.batch_size, model.shape[1], capacity, model.shape[3]), model.dtype)
+            if self.rotated:
+                return buffer
+            content = buffer[..., : cache._idx, :]
+            return mx.pad(content, [(0, 0), (0, 0), (filled - cache._idx, capacity - filled), (0, 0)])
+
+        padding = [cache.left_padding + (filled - cache._idx) for cache in (self, other)]
+        self.keys, self.values = (
+            mx.concatenate([justified(self, name), justified(other, name)]) for name in ("keys", "values")
+        )
+        self.offset = mx.concatenate([self.offset, other.offset])
+        self.left_padding = mx.concatenate(padding)
+        self.layout = self.layout or other.layout
+        self._idx = filled
+        self._offset = max(self._offset, other._offset)
+
+    def extract(self, row: int) -> Rotating:
+        single = Rotating(self.max_size, layout=self.layout)
+        single.offset = max(0, self.offset.tolist()[row])
+        if self.keys is None or not single.offset:
+            return single
+        chosen, end = row_numbers([row]), self._idx
+        keys, values = self.keys[chosen], self.values[chosen]
+        if self.rotated:
+            keys, values = (mx.roll(x, -self._idx, axis=2) for x in (keys, values))
+            end = keys.shape[2]
+        start = max(0, self.left_padding.tolist()[row])
+        single.keys, single.values = (mx.contiguous(x[..., start:end, :]) for x in (keys, values))
+        single._idx = end - start
+        return single
+
+    @classmethod
+    def from_rows(cls, caches: Sequence[Rotating]) -> BatchedRotating:
+        """The rows of serial rings, right-justified, as copies.
+
+        Raises:
+            ValueError: rings of several sizes.
+            Unsupported: rings that keep their first tokens.
+        """
+        sizes = {cache.max_size for cache in caches}
+        if len(sizes) > 1:
+            raise ValueError(f"rings of {sorted(sizes)} tokens cannot share one batch")
+        if any(cache.keep for cache in caches):
+            raise Unsupported("rotating", "merge", "rows that keep their first tokens have no batched form")
+        lengths = [cache.size() for cache in caches for _ in range(cache.batch_size)]
+        filled = max(lengths)
+        layout = next((cache.layout for cache in caches if cache.layout), None)
+        result = cls(sizes.pop(), [filled - length for length in lengths], layout)
+        if filled == 0:
+            return result
+        like = next(cache for cache in caches if cache.offset)
+
+        def justified(cache: Rotating, name: str) -> mx.array:
+            model, length = getattr(like, name), cache.size()
+            if not length:
+                return mx.zeros((cache.batch_size, model.shape[1], filled, model.shape[3]), model.dtype)
+            content = cache.temporal(getattr(cache, name))[..., -length:, :]
+            return mx.pad(content, [(0, 0), (0, 0), (filled - length, 0), (0, 0)])
+
+        result.keys, result.values = (
+            mx.concatenate([justified(cache, name) for cache in caches]) for name in ("keys", "values")
+        )
+        result.offset = mx.array([cache.offset for cache in caches for _ in range(cache.batch_size)], dtype=mx.int32)
+        result._idx = result._offset = filled
+        return result
+
+    def _pack(self) -> tuple[dict, dict]:
+        arrays = {"offset": self.offset, "left_padding": self.left_padding}
+        if self.keys is not None:
+            arrays |= {"keys": mx.contiguous(self.keys), "values": mx.contiguous(self.values)}
+        scalars = {"max_size": self.max_size, "written": self._offset, "idx": self._idx, "rotated": self.rotated}
+        return arrays, scalars
+
+    def _unpack(self, arrays: dict, scalars: dict) -> None:
+        self.keys, self.values = arrays.get("keys"), arrays.get("values")
+        self.offset, self.left_padding = arrays["offset"], arrays["left_padding"]
+        self.max_size, self._idx, self.rotated = scalars["max_size"], scalars["idx"], scalars["rotated"]
+        self._offset = scalars["written"]
+        self._lengths = None

@@ -1,0 +1,10 @@
+"""Weights -> a model that ends at logits, for any number of rows: `load`, the forward contract, the mlx-lm adapter."""
+
+from labkit.models.chat import RenderedChat, Segment
+from labkit.models.contract import Model, Output
+from labkit.models.files import LoadError
+from labkit.models.loading import LoadedModel, load
+from labkit.models.rows import Rows
+from labkit.models.tokenizer import Tokenizer
+
+__all__ = ["LoadError", "LoadedModel", "Model", "Output", "RenderedChat", "Rows", "Segment", "Tokenizer", "load"]

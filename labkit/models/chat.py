@@ -1,0 +1,132 @@
+"""Rendering a conversation: tokens, and which message every token came from.
+
+The map of segments lets a later reader say what changed between two prompts ("the system message", "tools") instead of
+"token 1312 differs".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any, NamedTuple
+
+
+class Segment(NamedTuple):
+    """Tokens start to end (end excluded) of a prompt.
+
+    Attributes:
+        role: "system", "user", "assistant", "tool", or "template" for what the template adds.
+        source: "messages[3]", "tools" or "generation prompt".
+    """
+
+    role: str
+    source: str
+    start: int
+    end: int
+
+
+class RenderedChat(NamedTuple):
+    """A prompt: its tokens, segments that cover them in order, and its text."""
+
+    tokens: list[int]
+    segments: list[Segment]
+    text: str
+
+
+def render(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, thinking: bool
+) -> RenderedChat:
+    """See `Tokenizer.render_chat`."""
+    if not tokenizer.has_chat_template:
+        raise ValueError("this model has no chat template: give the prompt as text or as tokens")
+    if not messages:
+        raise ValueError("a conversation needs at least one message")
+
+    def template(part: list[dict[str, Any]], *, prompt: bool = False, with_tools: bool = True) -> str:
+        return tokenizer.hf.apply_chat_template(
+            part,
+            tools=tools if with_tools else None,
+            add_generation_prompt=prompt,
+            tokenize=False,
+            enable_thinking=thinking,
+        )
+
+    try:
+        text = template(messages, prompt=True)
+    except Exception as error:  # templates raise whatever jinja or their authors chose
+        raise ValueError(f"the chat template refuses these messages: {error}") from error
+    spans = _message_spans(text, messages, template)
+    if tools:
+        spans = _cut_tools(text, spans, template(messages, prompt=True, with_tools=False))
+    tokens, starts = _tokens_with_offsets(tokenizer, text)
+    segments = []
+    for role, source, start, end in spans:
+        first, last = bisect_left(starts, start), bisect_left(starts, end)
+        if last > first:
+            segments.append(Segment(role, source, first, last))
+    return RenderedChat(tokens, segments, text)
+
+
+def _message_spans(text: str, messages: list[dict[str, Any]], template: Any) -> list[tuple[str, str, int, int]]:
+    """(role, source, first character, end) of each message and of the generation prompt."""
+    spans = []
+    begin = 0
+    for index, message in enumerate(messages):
+        end = _end_of_message(text, begin, messages[: index + 1], template)
+        spans.append((message["role"], f"messages[{index}]", begin, end))
+        begin = end
+    spans.append(("template", "generation prompt", begin, len(text)))
+    return spans
+
+
+def _end_of_message(text: str, begin: int, messages: list[dict[str, Any]], template: Any) -> int:
+    try:
+        prefix = template(messages)
+    except Exception:  # a template may refuse a conversation that ends here
+        prefix = ""
+    if len(prefix) >= begin and text.startswith(prefix):
+        return len(prefix)
+    # The template writes this message differently once others follow (it drops old thinking, for one).
+    content = messages[-1].get("content")
+    content = content.strip() if isinstance(content, str) else ""
+    found = text.find(content, begin) if content else -1
+    if found >= 0:
+        return found + len(content)
+    return max(begin, _common(text, prefix))
+
+
+def _common(a: str, b: str) -> int:
+    """Characters that both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _cut_tools(text: str, spans: list[tuple[str, str, int, int]], without: str) -> list[tuple[str, str, int, int]]:
+    """Give what only tools put into the text a segment of its own."""
+    start = _common(text, without)
+    rest, rest_without = text[start:], without[start:]
+    shared = _common(rest[::-1], rest_without[::-1])
+    end = len(text) - shared
+    if end <= start:
+        return spans
+    result = []
+    for role, source, first, last in spans:
+        before, after = (first, min(last, start)), (max(first, end), last)
+        if before[1] > before[0]:
+            result.append((role, source, *before))
+        if first <= start < last:
+            result.append(("template", "tools", start, end))
+        if after[1] > after[0]:
+            result.append((role, source, *after))
+    return result
+
+
+def _tokens_with_offsets(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """Tokens, and the character at which each begins."""
+    if getattr(tokenizer.hf, "is_fast", False):
+        encoded = tokenizer.hf._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["input_ids"]), [start for start, _ in encoded["offset_mapping"]]
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    detokenizer, starts, length = tokenizer.detokenizer(), [], 0
+    for token in tokens:
+        starts.append(length)
+        length += len(detokenizer.add(token))
+    return tokens, starts

@@ -1,0 +1,158 @@
+"""`load`: a name, a folder, a GGUF file or a hub id -> a model and its tokenizer, everything checked first."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from labkit import devices
+from labkit.models import files, zoo
+from labkit.models.contract import Model
+from labkit.models.files import LoadError
+from labkit.models.tokenizer import Tokenizer
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Attributes:
+        model: the forward.
+        tokenizer: text to tokens and back, and chats to prompts.
+        config: the checkpoint's config.json.
+        path: the folder it came from.
+        name: what `load` was asked for.
+        weights_bytes: bytes of all parameters in memory.
+    """
+
+    model: Model
+    tokenizer: Tokenizer
+    config: dict[str, Any]
+    path: Path
+    name: str
+    weights_bytes: int
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 (hex) over config.json and the weight files; read from disk when first asked for."""
+        digest = hashlib.sha256()
+        for path in [self.path / "config.json", *files.weight_files(self.path)]:
+            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+        return digest.hexdigest()
+
+
+def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> LoadedModel:
+    """Load a model.
+
+    Args:
+        name_or_path: "tiny-hybrid"; "smollm2-135m"; a folder in mlx-lm's format; a llama-family GGUF file in Q4_0,
+            Q4_1 or Q8_0; or a hub id such as "mlx-community/Qwen3-0.6B-4bit".
+        dtype: of floating parameters and activations. Default: float32 on a CPU, where MLX's bfloat16 is several times
+            slower; the checkpoint's own on a GPU. Packed codes stay as they are.
+
+    Raises:
+        LoadError: anything that is wrong with the name, the folder, the files or their size, before weights are read.
+    """
+    name = str(name_or_path)
+    folder = resolve(name_or_path)
+    config = files.read_config(folder)
+    headers = [tensor for path in files.weight_files(folder) for tensor in files.read_header(path)]
+    files.check_tokenizer(folder)
+    if dtype is None and devices.this_device().kind == "cpu":
+        dtype = mx.float32
+    files.check_fits(name, files.bytes_in_memory(headers, None if dtype is None else dtype.size))
+    module, config = _read_weights(folder, config, dtype)
+    tokenizer = _read_tokenizer(folder, config)
+
+    from mlx.utils import tree_flatten
+
+    from labkit.models.adapter import Adapter
+
+    size = sum(parameter.nbytes for _, parameter in tree_flatten(module.parameters()))
+    return LoadedModel(Adapter(module, config), tokenizer, config, folder, name, size)
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The folder in mlx-lm's format that a name stands for; converts or fetches what is not there yet.
+
+    Raises:
+        LoadError: nothing goes by that name.
+    """
+    name = str(name_or_path)
+    if name in zoo.NAMES:
+        return zoo.NAMES[name]()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return zoo.gguf(path)
+        raise LoadError(f"{path} is a file: give its folder (safetensors), or a .gguf file")
+    if _HUB_ID.fullmatch(name) and not path.parent.is_dir():
+        return _fetch(name)
+    near = difflib.get_close_matches(name, zoo.NAMES, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise LoadError(
+        f"no model {name!r}: {hint}labkit knows {', '.join(zoo.NAMES)}, "
+        "and takes a model's folder, a .gguf file or a hub id (owner/name)"
+    )
+
+
+def _fetch(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the client raises its transport's own errors, of many kinds
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise LoadError(
+            f"{hub_id!r} is no folder here, and the model hub did not give it ({reason}): "
+            "check the name and the network, or give a local folder"
+        ) from error
+
+
+def _read_weights(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) -> tuple[Any, dict[str, Any]]:
+    from mlx.utils import tree_map_with_path
+    from mlx_lm.utils import load_model
+
+    try:
+        module, config = load_model(folder, lazy=True, strict=True)
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise LoadError(
+            f"{folder} does not load as a {config['model_type']} model ({reason[:300]}): "
+            "its config and weights do not fit together, or mlx-lm does not know the architecture"
+        ) from error
+    if dtype is not None:
+        may_cast = getattr(module, "cast_predicate", lambda path: True)
+
+        def cast(path: str, parameter: mx.array) -> mx.array:
+            floating = mx.issubdtype(parameter.dtype, mx.floating)
+            return parameter.astype(dtype) if floating and (dtype == mx.float32 or may_cast(path)) else parameter
+
+        module.update(tree_map_with_path(cast, module.parameters()))
+    mx.eval(module.parameters())
+    return module, config
+
+
+def _read_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
+    from mlx_lm.tokenizer_utils import load as load_tokenizer
+
+    try:
+        return Tokenizer(load_tokenizer(folder, eos_token_ids=config.get("eos_token_id")))
+    except Exception as error:  # transformers raises what its tokenizer classes chose
+        reason = str(error).strip().split("\n")[0]
+        raise LoadError(f"the tokenizer in {folder} cannot be read ({reason[:300]})") from error
