@@ -98,8 +98,8 @@ def matmul_rate(*, quick: bool = True) -> Rate:
         name = f"mlx {str(dtype).removeprefix('mlx.core.')}"
         programs[name] = _best(cycle([lambda a=a, b=b: a @ b]), rounds if on_gpu else 2, operations)
     if not on_gpu:
-        left, right = (np.random.default_rng(seed).standard_normal((size, size), np.float32) for seed in (0, 1))
-        programs["BLAS float32"] = _best(cycle([lambda: left @ right]), rounds, operations)
+        left, right = (np.random.default_rng(seed).standard_normal((2 * size,) * 2, np.float32) for seed in (0, 1))
+        programs["BLAS float32"] = _best(cycle([lambda: left @ right]), rounds, 8 * operations)
     return _fastest(programs)
 
 

@@ -1,0 +1,32 @@
+"""Reports: notebooks executed and tested, their results as data, one look for plots, and the book made of them.
+
+style.py       one matplotlib look; SVG whose bytes repeat
+frames.py      a slider over prepared pictures that works in a static page, without a library or a network
+widgets.py     the same as a live widget where a kernel listens
+records.py     results as data inside a notebook's outputs
+parameters.py  a notebook's own parameters, and the check of what is given
+runner.py      notebooks through papermill, one process each (worker.py is that process)
+executed.py    what is done to a notebook after its execution
+provenance.py  commit, versions, device; removal of machine paths
+summary.py     all records in one table
+normalise.py   how notebooks are committed with their outputs
+guards.py      the rules that every committed notebook keeps
+book.py        the Jupyter Book of executed notebooks, without any external request
+"""
+
+from __future__ import annotations
+
+from labkit.report import frames, provenance, style
+from labkit.report.records import Record, record
+from labkit.report.widgets import live
+
+__all__ = ["Record", "frames", "live", "provenance", "record", "run", "style"]
+
+
+def __getattr__(name: str):
+    # The runner needs papermill's world, which a notebook that only records does not.
+    if name == "run":
+        from labkit.report.runner import run
+
+        return run
+    raise AttributeError(f"module 'labkit.report' has no attribute {name!r}")

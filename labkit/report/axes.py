@@ -1,0 +1,146 @@
+"""Axes and marks of a small SVG plot, written directly: the part of a picture that a slider keeps still."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 720, 340
+LEFT, RIGHT, TOP, BOTTOM = 76, 16, 34, 52
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis.
+
+    Attributes:
+        label: with the unit: "KV and state (MB)".
+        low, high: the range shown; above zero on a logarithmic axis.
+        log: 2 or 10 for a logarithmic axis with ticks at its powers, None for a linear one.
+        ticks: (position, text) pairs; chosen from the range if not given.
+    """
+
+    label: str
+    low: float
+    high: float
+    log: int | None = None
+    ticks: Sequence[tuple[float, str]] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError(f"axis {self.label!r}: low {self.low} is not below high {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"axis {self.label!r} is logarithmic: it cannot start at {self.low}")
+
+    def share(self, value: float) -> float:
+        """Where `value` lies between low (0) and high (1), not beyond either."""
+        value = min(max(value, self.low), self.high)
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def tick_marks(self) -> list[tuple[float, str]]:
+        if self.ticks is not None:
+            return list(self.ticks)
+        return [(value, _number(value)) for value in (self._powers() if self.log else self._steps())]
+
+    def _powers(self) -> list[float]:
+        first, last = (math.log(edge, self.log) for edge in (self.low, self.high))
+        exponents = range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1)
+        stride = math.ceil(len(exponents) / 8)
+        return [float(self.log) ** e for e in exponents[::stride]]
+
+    def _steps(self) -> list[float]:
+        rough = (self.high - self.low) / 5
+        unit = 10 ** math.floor(math.log10(rough))
+        step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+class Canvas:
+    """A plot area with fixed axes; gives SVG path data for marks and the document around them."""
+
+    def __init__(self, x: Axis, y: Axis) -> None:
+        self.x, self.y = x, y
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        across = LEFT + self.x.share(x) * (WIDTH - LEFT - RIGHT)
+        down = HEIGHT - BOTTOM - self.y.share(y) * (HEIGHT - TOP - BOTTOM)
+        return across, down
+
+    def line(self, xs: Sequence[float], ys: Sequence[float], *, slot: int = 0, slots: int = 1) -> str:
+        """Path data of a line through the points, with a dot on each where they are few."""
+        points = [self.at(x, y) for x, y in zip(xs, ys, strict=True)]
+        path = "".join(f"{'L' if index else 'M'}{_p(a)} {_p(b)}" for index, (a, b) in enumerate(points))
+        if len(points) <= 24:
+            # A dot is two half circles of radius 2.2.
+            path += "".join(f"M{_p(a - 2.2)} {_p(b)}a2.2 2.2 0 1 0 4.4 0a2.2 2.2 0 1 0 -4.4 0" for a, b in points)
+        return path
+
+    def bars(self, xs: Sequence[float], ys: Sequence[float], *, slot: int = 0, slots: int = 1) -> str:
+        """Path data of bars centred on xs, one unit of x wide together; series stand side by side."""
+        unit = self.at(min(self.x.high, self.x.low + 1), 0)[0] - LEFT
+        width = 0.76 * unit / slots
+        floor = HEIGHT - BOTTOM
+        path = ""
+        for x, y in zip(xs, ys, strict=True):
+            across, down = self.at(x, y)
+            left = across - 0.38 * unit + slot * width
+            path += f"M{_p(left)} {floor}V{_p(down)}h{_p(width * 0.94)}V{floor}z"
+        return path
+
+    def document(self, title: str, marks: str, legend: Sequence[tuple[str, str]]) -> str:
+        """The whole SVG: title, grid, ticks, axis labels, legend, and the given marks on top."""
+        x_ticks = "".join(self._x_tick(value, text) for value, text in self.x.tick_marks())
+        y_ticks = "".join(self._y_tick(value, text) for value, text in self.y.tick_marks())
+        middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">'
+            f'<text x="{LEFT}" y="16" style="font-weight:bold;font-size:13px">{escape(title)}</text>'
+            f"{x_ticks}{y_ticks}"
+            f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="currentColor"/>'
+            f'<text x="{_p(middle_x)}" y="{HEIGHT - 10}" text-anchor="middle">{escape(self.x.label)}</text>'
+            f'<text transform="translate(14 {_p(middle_y)}) rotate(-90)" text-anchor="middle">'
+            f"{escape(self.y.label)}</text>"
+            f"{marks}{self._legend(legend)}</svg>"
+        )
+
+    def _x_tick(self, value: float, text: str) -> str:
+        across, _ = self.at(value, self.y.low)
+        low = HEIGHT - BOTTOM
+        return (
+            f'<path d="M{_p(across)} {TOP}V{low}" stroke="currentColor" stroke-opacity=".14"/>'
+            f'<text x="{_p(across)}" y="{low + 17}" text-anchor="middle">{escape(text)}</text>'
+        )
+
+    def _y_tick(self, value: float, text: str) -> str:
+        _, down = self.at(self.x.low, value)
+        return (
+            f'<path d="M{LEFT} {_p(down)}H{WIDTH - RIGHT}" stroke="currentColor" stroke-opacity=".14"/>'
+            f'<text x="{LEFT - 7}" y="{_p(down + 4)}" text-anchor="end">{escape(text)}</text>'
+        )
+
+    def _legend(self, entries: Sequence[tuple[str, str]]) -> str:
+        if len(entries) < 2:
+            return ""
+        rows = "".join(
+            f'<rect x="{LEFT + 12}" y="{TOP + 7 + 17 * row}" width="11" height="11" rx="2" fill="{colour}"/>'
+            f'<text x="{LEFT + 29}" y="{TOP + 17 + 17 * row}">{escape(name)}</text>'
+            for row, (name, colour) in enumerate(entries)
+        )
+        return f"<g>{rows}</g>"
+
+
+def _p(value: float) -> str:
+    """A coordinate with one decimal at most: a tenth of a pixel is enough, and bytes count."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _number(value: float) -> str:
+    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(value) >= size:
+            return f"{value / size:g}{suffix}"
+    return f"{value:,.10g}" if value >= 1000 or value == int(value) else f"{value:g}"

@@ -1,0 +1,94 @@
+"""All records of a report in one table: `summary.json` for programs, `summary.md` for people and for the book."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.report import provenance
+from labkit.report.executed import write_text
+from labkit.report.records import Record
+from labkit.report.runner import Outcome
+
+BASES = ("measured", "predicted", "counted", "published", "checked")
+
+
+def summarise(outcomes: Sequence[Outcome], parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The report as plain data: provenance, how each notebook went, and every record."""
+    return {
+        "provenance": provenance.collect(parameters),
+        "passed": all(outcome.passed for outcome in outcomes),
+        "notebooks": [
+            {
+                "notebook": outcome.notebook.name,
+                "passed": outcome.passed,
+                "seconds": round(outcome.seconds, 2),
+                "cells": outcome.cells,
+                "retried": outcome.retried,
+                "failure": outcome.failure.describe(outcome.notebook.name) if outcome.failure else None,
+            }
+            for outcome in outcomes
+        ],
+        "records": [
+            {"notebook": outcome.notebook.name, **record.as_json()}
+            for outcome in outcomes
+            for record in outcome.records
+        ],
+    }
+
+
+def write(summary: dict[str, Any], folder: Path) -> None:
+    """Write `summary.json` and `summary.md` into `folder`."""
+    write_text(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n", folder / "summary.json")
+    write_text(as_markdown(summary), folder / "summary.md")
+
+
+def as_markdown(summary: dict[str, Any]) -> str:
+    """The report as a page: where it was run, the notebooks, and the records of each, by where the values come from."""
+    device, found = summary["provenance"]["device"], summary["provenance"]
+    changed = " with changes" if found["changed"] else ""
+    commit = f", commit `{found['commit'][:12]}`{changed}" if found["commit"] else ""
+    packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())
+    lines = [
+        "# Results",
+        "",
+        f"Run on **{device['name']}** ({device['kind']}, {device['memory_bytes'] / 2**30:.0f} GiB, {device['dtype']}) "
+        f"with labkit {found['labkit']}{commit}, Python {found['python']}, {packages}.",
+        "",
+        "| notebook | state | seconds | cells |",
+        "|---|---|---:|---:|",
+    ]
+    for one in summary["notebooks"]:
+        state = "passed" if one["passed"] else f"failed: {_cell(one['failure'])}"
+        lines.append(f"| {one['notebook']} | {state} | {one['seconds']:.1f} | {one['cells']} |")
+    for notebook in dict.fromkeys(record["notebook"] for record in summary["records"]):
+        lines += ["", f"## {notebook}", ""]
+        own = [Record(r["name"], r["basis"], r["values"]) for r in summary["records"] if r["notebook"] == notebook]
+        lines += _records(own)
+    return "\n".join(lines) + "\n"
+
+
+def _records(records: list[Record]) -> list[str]:
+    lines = ["| result | basis | values |", "|---|---|---|"]
+    for record in sorted(records, key=lambda record: BASES.index(record.basis)):
+        values = "; ".join(f"{key.replace('_', ' ')}: **{_cell(_number(v))}**" for key, v in record.values.items())
+        lines.append(f"| {_cell(record.name)} | {record.basis} | {values} |")
+    return lines
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_number, value))
+    return ", ".join(f"{key} {_number(item)}" for key, item in value.items())
+
+
+def _cell(text: str) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")

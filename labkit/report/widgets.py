@@ -1,0 +1,35 @@
+"""A figure with controls: a live widget where a kernel listens, one picture in a static page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from labkit.report.worker import STATIC_VARIABLE
+
+
+def is_static() -> bool:
+    """Whether this notebook is being executed for a report or a book, where no kernel will answer a widget."""
+    return bool(os.environ.get(STATIC_VARIABLE))
+
+
+def live(draw: Callable[..., Any], **controls: Any) -> None:
+    """Show `draw(**values)` under one control for each keyword, redrawn when a control moves.
+
+    In a report it is drawn once, at the controls' first values; readers of a static page get `labkit.report.frames`
+    beside it. Cells that call this carry the tag `nbval-ignore-output`.
+
+    Args:
+        draw: draws or prints with the given values.
+        controls: an ipywidgets widget each, or what `ipywidgets.interactive` makes one of: (low, high, step), a list of
+            choices, a bool.
+    """
+    from IPython.display import display
+    from ipywidgets import interactive
+
+    panel = interactive(draw, **controls)
+    if not is_static():
+        display(panel)
+        return
+    draw(**{control.description: control.value for control in panel.children if hasattr(control, "value")})
