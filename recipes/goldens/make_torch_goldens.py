@@ -1,0 +1,58 @@
+"""Let transformers on torch read the prepared windows in both forms, and keep what it says as goldens.
+
+Run in an environment with torch and transformers: python -m recipes.goldens.make_torch_goldens JOB TARGET (see README.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from labkit.parity.forms import Form
+from labkit.parity.goldens import write_golden
+from labkit.parity.torch_side import TorchSide
+
+# Single steps are slow in torch, and every one is alike: a part of the text is enough.
+INCREMENTAL_WINDOWS, INCREMENTAL_LENGTH = 2, 256
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", type=Path, help="folder that recipes.goldens.prepare wrote")
+    parser.add_argument(
+        "target", type=Path, help="folder for torch-whole.safetensors and torch-incremental.safetensors"
+    )
+    parser.add_argument("--best", type=int, default=24, help="logits kept a position")
+    parser.add_argument("--full", type=int, default=3, help="positions at each window's end with all logits")
+    parser.add_argument("--prefill", type=int, default=64, help="tokens before single steps")
+    arguments = parser.parse_args()
+    job = json.loads((arguments.job / "job.json").read_text())
+    windows = [np.array(window, dtype=np.int32) for window in job["windows"]]
+    side = TorchSide.open(arguments.job)
+    if side.source != job["fingerprint"]:
+        sys.exit(f"{arguments.job}: the weights and job.json come from different models; prepare them again")
+    side.name = f"torch {version('torch')}, transformers {version('transformers')}"
+    shorter = [window[: INCREMENTAL_LENGTH + 1] for window in windows[:INCREMENTAL_WINDOWS]]
+    for form, part in ((Form(), windows), (Form.incremental(arguments.prefill), shorter)):
+        side.form = form
+        path = write_golden(
+            arguments.target / f"torch-{form.kind}.safetensors",
+            side,
+            part,
+            fingerprint=job["fingerprint"],
+            model=job["model"],
+            versions={name: version(name) for name in ("torch", "transformers")},
+            best=arguments.best,
+            full_each=arguments.full,
+            progress=lambda done, total: print(f"\r{done} of {total}", end="", file=sys.stderr),
+        )
+        print(f"\n{path}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Golden files: nothing lost on the way, nothing foreign let in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from labkit.parity.forms import Form
+from labkit.parity.goldens import GoldenError, GoldenSide, write_golden
+from labkit.parity.predictions import BestLogits, FullLogits
+
+
+class Canned:
+    """A side that answers from a table, in blocks of uneven width."""
+
+    name, arithmetic, form, vocab_size = "canned", "float32", Form.incremental(3), 70
+
+    def __init__(self, windows):
+        rng = np.random.default_rng(7)
+        self.answers = {w.tobytes(): rng.normal(0, 4, (len(w) - 1, 70)).astype(np.float32) for w in windows}
+
+    def predict(self, window):
+        logits = self.answers[window.tobytes()]
+        for start in range(0, len(logits), 4):
+            yield FullLogits(logits[start : start + 4])
+
+
+@pytest.fixture
+def windows():
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, 70, length).astype(np.int32) for length in (12, 23, 9)]
+
+
+@pytest.fixture
+def stored(tmp_path, windows):
+    def write(**options):
+        known = {"fingerprint": "abc", "model": "canned", "versions": {"canned": "1"}, "best": 5, "full_each": 6}
+        return write_golden(tmp_path / "deep" / "g.safetensors", Canned(windows), windows, **(known | options))
+
+    return write
+
+
+def test_everything_comes_back(stored, windows):
+    side, golden = Canned(windows), GoldenSide(stored())
+    assert (golden.name, golden.arithmetic, golden.vocab_size) == ("canned", "float32", 70)
+    assert golden.form == Form.incremental(3)
+    for window, mine in zip(windows, golden.windows, strict=True):
+        np.testing.assert_array_equal(window, mine)
+        answers = FullLogits(side.answers[window.tobytes()])
+        labels, brief = window[1:].astype(np.int64), len(window) - 1 - 6
+        head, tail = golden.predict(mine)
+        expected = BestLogits.of(answers.cut(0, brief), labels[:brief], 5)
+        for name in ("ids", "values", "normaliser", "label"):
+            np.testing.assert_array_equal(getattr(head, name), getattr(expected, name))
+        np.testing.assert_array_equal(tail.logits, answers.logits[brief:])
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, 17, 20])
+def test_a_beginning_of_a_window_is_a_window(stored, windows, length):
+    parts = list(GoldenSide(stored()).predict(windows[1][: length + 1]))
+    assert sum(map(len, parts)) == length
+
+
+def test_no_full_positions_if_none_are_asked_for(stored, windows):
+    (only,) = GoldenSide(stored(full_each=0)).predict(windows[0])
+    assert len(only) == 11
+
+
+def test_foreign_tokens_are_refused(stored, windows):
+    golden = GoldenSide(stored())
+    for foreign in (windows[0][::-1], np.append(windows[0], 1)):
+        with pytest.raises(GoldenError, match="holds no window that begins with"):
+            list(golden.predict(foreign.astype(np.int32)))
+
+
+def test_other_weights_are_refused(stored):
+    golden = GoldenSide(stored())
+    golden.require("abc")
+    with pytest.raises(GoldenError, match="made from other weights"):
+        golden.require("abd")
+
+
+def test_a_window_must_be_longer_than_what_is_kept_in_full(stored):
+    with pytest.raises(ValueError, match="longer than the 8 positions"):
+        stored(full_each=8)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "foreign"])
+def test_a_damaged_golden_is_named(stored, damage, tmp_path):
+    from safetensors.numpy import save_file
+
+    path = stored()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        save_file({"x": np.zeros(3)}, path)
+    with pytest.raises(GoldenError, match=r"g\.safetensors"):
+        GoldenSide(path)
+
+
+def test_an_oracle_that_fails_leaves_no_half_golden(tmp_path, windows):
+    class Failing(Canned):
+        def predict(self, window):
+            yield from list(super().predict(window))[:-1]
+            raise RuntimeError("the oracle broke down")
+
+    with pytest.raises(RuntimeError, match="broke down"):
+        write_golden(
+            tmp_path / "g.safetensors", Failing(windows), windows, fingerprint="", model="", versions={}, full_each=2
+        )
+    assert not list(tmp_path.iterdir())
