@@ -1,0 +1,21 @@
+// A threadgroup takes a block of TOKENS tokens, a simdgroup one token at a time; then thread e counts the block's rows of
+// expert e by walking the block's choices, so that no two threads ever add to one counter.
+threadgroup ushort4 chosen[(TOKENS * K + 3) / 4];
+uint lane = thread_index_in_simdgroup;
+uint block = threadgroup_position_in_grid.x;
+uint tokens = min(uint(TOKENS), uint(T) - block * TOKENS);
+
+for (uint i = simdgroup_index_in_threadgroup; i < tokens; i += THREADS / 32) {
+  size_t token = size_t(block) * TOKENS + i;
+  Choice choice = choose<E, K, SIGMOID, BIASED, RENORMALISE>(logits + token * L, bias, scale, lane);
+  if (lane < uint(K)) {
+    indices[token * K + lane] = int(choice.expert);
+    weights[token * K + lane] = choice.weight;
+    ((threadgroup ushort*)chosen)[i * K + lane] = ushort(choice.expert);
+  }
+}
+uint n = tokens * K;
+uint t = thread_position_in_threadgroup.x;
+if (t < 3 && n + t < (n + 3) / 4 * 4) ((threadgroup ushort*)chosen)[n + t] = 0xffff;
+threadgroup_barrier(mem_flags::mem_threadgroup);
+for (uint e = t; e < uint(E); e += THREADS) counts[block * E + e] = int(count_of(chosen, n, e));

@@ -1,0 +1,101 @@
+"""Routing in plain MLX ops: the oracles of its kernels, and what a CPU runs."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from labkit.kernels.signature import Launch
+
+LARGEST = 3.402823466e38
+
+
+def choose_experts(launch: Launch) -> list[mx.array]:
+    """Experts and weights of each token, and the counts of each block of tokens."""
+    template = dict(launch.template)
+    indices, weights = _choose(launch, template)
+    block = template["TOKENS"] * template["K"]
+    return [indices, weights, _block_counts(indices.reshape(-1), block, template["E"])]
+
+
+def count_experts(launch: Launch) -> list[mx.array]:
+    """How many assignments of each block chose each expert."""
+    template = dict(launch.template)
+    return [_block_counts(launch.inputs[0].reshape(-1), template["BLOCK"], template["E"])]
+
+
+def group_rows(launch: Launch) -> list[mx.array]:
+    """Stable grouping by expert. The counts, the kernel's second input, are not needed here."""
+    indices, _, _, _, tile, max_blocks = launch.inputs
+    return group(indices.reshape(-1), dict(launch.template)["E"], tile, max_blocks.item())
+
+
+def route_few(launch: Launch) -> list[mx.array]:
+    """Choice and grouping at once."""
+    template = dict(launch.template)
+    indices, weights = _choose(launch, template)
+    tile, max_blocks = launch.inputs[-2:]
+    return [indices, weights, *group(indices.reshape(-1), template["E"], tile, max_blocks.item())]
+
+
+def group(flat: mx.array, experts: int, tile: mx.array | int, max_blocks: int) -> list[mx.array]:
+    """order, inverse, offsets, block_map of the flat expert numbers [N]."""
+    size = flat.size
+    # A key that no two assignments share makes any sort a stable one.
+    order = mx.argsort(flat.astype(mx.int64) * size + mx.arange(size)).astype(mx.int32)
+    inverse = mx.zeros((size,), mx.int32)
+    inverse[order] = mx.arange(size, dtype=mx.int32)
+    counts = _block_counts(flat, size, experts)[0]
+    offsets = _edges(counts)
+    edges = _edges((counts + tile - 1) // tile)
+    number = mx.arange(max_blocks, dtype=mx.int32)
+    expert = mx.minimum((edges[1:][None] <= number[:, None]).sum(axis=1), experts - 1).astype(mx.int32)
+    row = offsets[expert] + (number - edges[expert]) * tile
+    rows = mx.minimum(tile, offsets[expert + 1] - row)
+    block_map = mx.stack([expert, row, rows, mx.zeros_like(row)], axis=1)
+    return [order, inverse, offsets, mx.where((number < edges[-1])[:, None], block_map, 0)]
+
+
+def ordered_bits(x: mx.array) -> mx.array:
+    """uint32 whose order is that of the fp32 values."""
+    bits = x.view(mx.uint32)
+    return mx.where(bits >> 31, ~bits, bits | 0x80000000)
+
+
+def clean(x: mx.array) -> mx.array:
+    """fp32 values with NaN as -inf and +inf as the largest number."""
+    return mx.where(mx.isnan(x), -mx.inf, mx.minimum(x, LARGEST))
+
+
+def _choose(launch: Launch, template: dict) -> tuple[mx.array, mx.array]:
+    logits, bias, scale = launch.inputs[:3]
+    experts, k = template["E"], template["K"]
+    logits = clean(logits.reshape(-1, logits.shape[-1])[:, :experts].astype(mx.float32))
+    rank_by = scores = mx.sigmoid(logits) if template["SIGMOID"] else logits
+    if template["BIASED"]:
+        rank_by = clean(scores + bias.astype(mx.float32))
+    # The lower expert wins among equals: it makes the key unique.
+    keys = (ordered_bits(rank_by).astype(mx.int64) << 16) | mx.arange(experts - 1, -1, -1).astype(mx.int64)
+    indices = mx.argsort(-keys, axis=-1)[:, :k]
+    if not template["SIGMOID"]:
+        scores = mx.exp(logits - mx.maximum(logits.max(axis=-1, keepdims=True), -LARGEST))
+    weights = mx.take_along_axis(scores, indices, axis=-1)
+    if template["RENORMALISE"]:
+        weights = _shares(weights, weights)
+    elif not template["SIGMOID"]:
+        weights = _shares(weights, scores)
+    return indices.astype(mx.int32), weights * scale
+
+
+def _shares(part: mx.array, whole: mx.array) -> mx.array:
+    total = whole.sum(axis=-1, keepdims=True)
+    return mx.where(total > 0, part / mx.where(total > 0, total, 1), 0)
+
+
+def _block_counts(flat: mx.array, block: int, experts: int) -> mx.array:
+    blocks = -(-flat.size // block)
+    padded = mx.concatenate([flat, mx.full((blocks * block - flat.size,), -1, flat.dtype)]).reshape(blocks, block, 1)
+    return (padded == mx.arange(experts)).astype(mx.int32).sum(axis=1)
+
+
+def _edges(counts: mx.array) -> mx.array:
+    return mx.concatenate([mx.zeros((1,), mx.int32), mx.cumsum(counts).astype(mx.int32)])
