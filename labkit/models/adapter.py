@@ -1,8 +1,8 @@
 """Any mlx-lm model behind the forward contract: its graph as it is, labkit's caches, only the asked-for logits.
 
 Most mlx-lm models are a trunk that ends at hidden states, and a head around it (sometimes scaled or capped). The
-adapter lets the trunk hand over only the positions asked for, so that the model's own head code runs on them alone: it need not
-know that code. What the model's caches look like is found by one forward that is built and never evaluated.
+adapter lets the trunk hand over only the positions asked for, so that the model's own head code runs on them alone: it
+need not know that code. What the caches look like is found by one forward that is built and never evaluated.
 """
 
 from __future__ import annotations

@@ -1,0 +1,140 @@
+"""`labkit generate`: stream an answer to the terminal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labkit import console
+from labkit.console import JsonOption
+
+if TYPE_CHECKING:
+    from labkit.engine.events import Event
+
+INTERRUPTED = 130  # the shell's code for an end by Ctrl-C
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="tiny-hybrid, smollm2-135m, a folder, a .gguf file or a hub id.")],
+    prompt: Annotated[str, typer.Argument(help="What to say to it; - reads standard input.")],
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability.")] = 0.0,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Divides the logits of recent tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the random draws; drawn and reported without.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be given often.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    thinking: Annotated[bool, typer.Option(help="Whether the model may think first, where its template knows.")] = True,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Stream a model's answer through its chat template. Ctrl-C stops cleanly, with the text so far (exit code 130)."""
+    import labkit
+    from labkit.engine import RequestFailed
+
+    if raw and system:
+        console.fail("--system needs the chat template: leave out --raw", code=2)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        params = labkit.SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop=stop or (),
+            max_tokens=max_tokens,
+        )
+        with console.stderr.status(f"loading {model}"):
+            loaded = labkit.load(model)
+        raw = raw or _without_template(loaded)
+        said = [{"role": "system", "content": system}] if system else []
+        engine = labkit.Engine(loaded)
+        request = engine.request(text if raw else [*said, {"role": "user", "content": text}], params, thinking=thinking)
+        events = _run(engine, request, quiet=json)
+    except RequestFailed as error:
+        console.fail(str(error))
+    except ValueError as error:
+        console.fail(str(error), code=2)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    _report(model, events, as_json=json)
+    if events[-1].reason == "cancelled":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _without_template(loaded: labkit.LoadedModel) -> bool:  # noqa: F821
+    if loaded.tokenizer.has_chat_template:
+        return False
+    console.stderr.print(f"{loaded.name} has no chat template: the prompt is continued as it is", style="yellow")
+    return True
+
+
+def _run(engine: labkit.Engine, request: labkit.Request, *, quiet: bool) -> list[Event]:  # noqa: F821
+    """Run one request, its text going to standard output as it comes. The first Ctrl-C cancels it, a second one kills."""
+    from labkit.engine import RequestFailed
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, previous)
+        engine.cancel(request.id)
+
+    engine.submit(request)
+    events: list[Event] = []
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        for event in engine.run():
+            events.append(event)
+            if event.kind == "error":
+                raise RequestFailed(event.error)
+            if event.text and not quiet:
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone (`| head`): there is nobody left to write to, and that is no error.
+        engine.cancel(request.id)
+        events += engine.run()
+        sys.stdout = None
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    return events
+
+
+def _report(model: str, events: list[Event], *, as_json: bool) -> None:
+    last = events[-1]
+    text = "".join(event.text for event in events)
+    tokens = [event.token for event in events if event.kind == "token"]
+    if as_json:
+        usage = {**asdict(last.usage), "tokens_per_second": last.usage.tokens_per_second}
+        record = {
+            "model": model,
+            "text": text,
+            "tokens": tokens,
+            "finish_reason": last.reason,
+            "stop": last.stop,
+            "seed": last.seed,
+            "usage": usage,
+        }
+        console.show(record, as_json=True, render="")
+        return
+    if sys.stdout is not None and not text.endswith("\n"):
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    rate = last.usage.tokens_per_second
+    speed = f", {rate:.1f} tok/s" if rate else ""
+    wait = last.usage.first_token_seconds
+    first = f", first after {wait:.2f} s" if wait is not None else ""
+    console.stderr.print(
+        f"{last.usage.prompt_tokens} + {last.usage.completion_tokens} tokens{first}{speed}, "
+        f"seed {last.seed}, ended by {last.reason}",
+        style="dim",
+        highlight=False,
+    )

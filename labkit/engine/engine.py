@@ -1,0 +1,332 @@
+"""The engine: requests in, events out. Serial inside: one request at a time, in order of priority and arrival."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.engine.capacity import Capacity, admit, measure
+from labkit.engine.events import Event, FinishReason, StepRecord, Usage
+from labkit.engine.params import SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.session import Session, engine_clock
+from labkit.engine.step import Constraint
+from labkit.models import LoadedModel
+
+Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
+
+
+class RequestFailed(RuntimeError):
+    """A request ended with an error. `record` is the error event's: code, message and what else helps."""
+
+    def __init__(self, record: dict[str, Any]):
+        super().__init__(f"{record['code']}: {record['message']}")
+        self.record = record
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer.
+
+    Attributes:
+        text: the whole text.
+        tokens: the tokens; an end token of the model is not among them.
+        finish_reason: "stop", "length" or "cancelled".
+        usage: counts and times.
+        seed: of the request's draws: the same seed gives the same answer.
+        logprobs: for each token its log-probability and the most likely alternatives, if asked for.
+        stop: the stop string, or the id of the end token, that ended it.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    seed: int
+    logprobs: tuple[tuple[float, tuple[tuple[int, float], ...] | None], ...] | None = None
+    stop: str | int | None = None
+
+
+class Engine:
+    """Runs requests on one model. All calls but `cancel` belong to one thread, which owns every array.
+
+    Args:
+        loaded: the model.
+        prefill_chunk: prompt tokens computed in one step at most.
+        capacity_bytes: what weights and caches may take; the device's working set by default.
+        log_limit: step records kept; the oldest half is dropped when there are more.
+
+    Attributes:
+        log: what every step did, as plain data.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        prefill_chunk: int | None = None,
+        capacity_bytes: int | None = None,
+        log_limit: int = 1 << 16,
+    ):
+        if prefill_chunk is not None and prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
+        self.loaded = loaded
+        self.log: list[StepRecord] = []
+        self._chunk = prefill_chunk or 2048
+        self._capacity = measure(loaded, capacity_bytes)
+        self._clock = engine_clock()
+        self._log_limit, self._steps = log_limit, 0
+        self._waiting: list[Session] = []
+        self._active: Session | None = None
+        self._undelivered: list[Event] = []
+        self._stepping = False
+        self._lock = threading.Lock()
+        self._wired = _wire_memory()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        constraint: Constraint | None = None,
+    ) -> str:
+        """Queue a request; `step` or `run` work on it.
+
+        Args:
+            request: what to do.
+            on_event: called with each of its events, in the engine's thread. If it raises, its request ends.
+            constraint: which tokens may follow; its request reads each token before the next forward.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            ValueError: tokens that the model does not have, or an id that is in use.
+            CapacityError: a request that can never fit.
+        """
+        known = self.loaded.model.vocab_size
+        for token in (*request.tokens, *request.params.stop_token_ids, *(request.params.logit_bias or ())):
+            if not 0 <= token < known:
+                raise ValueError(f"token {token} is not in the model's vocabulary of {known}")
+        if any(session.request.id == request.id for session in self._sessions()):
+            raise ValueError(f"request {request.id!r} is here already")
+        admit(self.loaded, self._capacity, len(request.tokens), request.params.max_tokens, chunk=self._chunk)
+        session = Session(
+            self.loaded, request, chunk=self._chunk, clock=self._clock, on_event=on_event, constraint=constraint
+        )
+        with self._lock:
+            self._waiting.append(session)
+            self._waiting.sort(key=lambda s: (-s.request.priority, s.request.arrival))
+        self._undelivered += self._deliver(session, [session.submitted()])
+        return request.id
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request at the next boundary between steps; callable from any thread. False if there is none."""
+        with self._lock:
+            session = next((s for s in self._sessions() if s.request.id == request_id), None)
+            if session is None:
+                return False
+            session.cancelled = True
+            return True
+
+    def capacity(self) -> Capacity:
+        """The numbers by which requests are admitted."""
+        return self._capacity
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, runs or is to be delivered."""
+        return self._active is None and not self._waiting and not self._undelivered
+
+    def close(self) -> None:
+        """Drop every request and give the wired memory back."""
+        self._waiting, self._active, self._undelivered = [], None, []
+        if self._wired is not None:
+            mx.synchronize()
+            mx.set_wired_limit(self._wired)
+            self._wired = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Event]:
+        """One forward at most; returns what happened since the last call.
+
+        Raises:
+            RuntimeError: called from inside a callback.
+        """
+        if self._stepping:
+            raise RuntimeError("step was called from inside a callback: let the callback return first")
+        self._stepping = True
+        try:
+            events, self._undelivered = self._undelivered, []
+            events += self._retire_cancelled()
+            if self._active is None and self._waiting:
+                with self._lock:
+                    self._active = self._waiting.pop(0)
+            if self._active is not None:
+                events += self._advance(self._active)
+                events += self._retire_cancelled()
+            return events
+        finally:
+            self._stepping = False
+
+    def run(self) -> Iterator[Event]:
+        """Work until every request has finished."""
+        while not self.idle:
+            yield from self.step()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        thinking: bool = True,
+        constraint: Constraint | None = None,
+        **sampling: Any,
+    ) -> Iterator[Event]:
+        """Submit a prompt and yield its events. Closing the iterator cancels it.
+
+        Args:
+            prompt: text as it is; tokens; or messages, rendered by the model's chat template.
+            params: how to sample; `sampling` overrides single options.
+            tools: descriptions of tools, for messages.
+            thinking: whether the template asks for thinking, for messages.
+            constraint: which tokens may follow.
+
+        Raises:
+            ValueError, CapacityError: as `submit`, at once.
+        """
+        request = self.request(prompt, params, tools=tools, thinking=thinking, **sampling)
+        self.submit(request, constraint=constraint)
+        return self._events_of(request.id)
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """The whole answer; arguments as for `stream`.
+
+        Raises:
+            RequestFailed: it ended with an error.
+        """
+        events = list(self.stream(prompt, params, **options))
+        for event in events:
+            if event.kind == "error":
+                raise RequestFailed(event.error)
+        tokens, last = [event for event in events if event.kind == "token"], events[-1]
+        scored = any(event.logprob is not None for event in tokens)
+        return Completion(
+            text="".join(event.text for event in events),
+            tokens=tuple(event.token for event in tokens),
+            finish_reason=last.reason,
+            usage=last.usage,
+            seed=last.seed,
+            logprobs=tuple((event.logprob, event.top_logprobs) for event in tokens) if scored else None,
+            stop=last.stop,
+        )
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        thinking: bool = True,
+        **sampling: Any,
+    ) -> Request:
+        """A prompt in any form -> a request with its tokens."""
+        params = replace(params or SamplingParams(), **sampling)
+        if isinstance(prompt, str):
+            return Request(self.loaded.tokenizer.encode(prompt), params)
+        if len(prompt) and isinstance(prompt[0], dict):
+            chat = self.loaded.tokenizer.render_chat(list(prompt), tools, thinking)
+            return Request(chat.tokens, params, segments=chat.segments)
+        return Request(prompt, params)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _sessions(self) -> list[Session]:
+        return ([self._active] if self._active else []) + self._waiting
+
+    def _advance(self, session: Session) -> list[Event]:
+        try:
+            events, record = session.step(self._steps)
+        except Exception as error:  # one request's failure is its own, whatever it is
+            events = session.fail("step_failed", error)
+        except BaseException:
+            session.cancel()
+            self._active = None
+            raise
+        else:
+            self._steps += 1
+            self.log.append(record)
+            if len(self.log) > self._log_limit:
+                del self.log[: self._log_limit // 2]
+        if session.finished:
+            self._active = None
+        return self._deliver(session, events)
+
+    def _deliver(self, session: Session, events: list[Event]) -> list[Event]:
+        """Hand events to the request's callback; a callback that raises ends its request."""
+        delivered = []
+        for event in events:
+            delivered.append(event)
+            if session.on_event is None:
+                continue
+            try:
+                session.on_event(event)
+            except Exception as error:  # a callback may raise anything
+                session.on_event = None
+                if not session.finished:
+                    delivered += session.fail("callback_failed", error)
+                    self._remove(session)
+                    break
+        return delivered
+
+    def _retire_cancelled(self) -> list[Event]:
+        events = []
+        for session in [s for s in self._sessions() if s.cancelled]:
+            self._remove(session)
+            events += self._deliver(session, session.cancel())
+        return events
+
+    def _remove(self, session: Session) -> None:
+        with self._lock:
+            if self._active is session:
+                self._active = None
+            elif session in self._waiting:
+                self._waiting.remove(session)
+
+    def _events_of(self, request_id: str) -> Iterator[Event]:
+        finished = False
+        try:
+            while not finished:
+                events = self.step()
+                mine = [event for event in events if event.request == request_id]
+                # What belongs to others waits for whoever calls step or run for them.
+                self._undelivered += [event for event in events if event.request != request_id]
+                finished = any(event.kind == "finished" for event in mine)
+                yield from mine
+        finally:
+            if not finished and self.cancel(request_id):
+                others = [event for event in self._retire_cancelled() if event.request != request_id]
+                self._undelivered += others
+
+
+def _wire_memory() -> int | None:
+    """On Metal, keep the model resident as mlx-lm does; returns the limit to set back, None elsewhere."""
+    with contextlib.suppress(AttributeError):
+        limit = mx.device_info().get("max_recommended_working_set_size") if mx.metal.is_available() else None
+        return mx.set_wired_limit(limit) if limit else None
+    return None

@@ -1,0 +1,108 @@
+"""How tokens are chosen and when a generation ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Options of one request, checked when made. Names, meaning and order are mlx-lm's.
+
+    Logits pass through logit_bias, the repetition, presence and frequency penalties (each looks at the last tokens of
+    prompt and answer), then as log-probabilities through top_p, min_p, xtc, top_k, and are divided by the temperature.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        top_p: keep the most likely tokens that together reach this probability; 1 (or 0) keeps all.
+        top_k: keep this many tokens; 0 keeps all.
+        min_p: drop tokens below this share of the most likely one's probability.
+        min_tokens_to_keep: tokens that min_p never drops.
+        xtc_probability: chance, at each token, of dropping all but the least likely of the tokens above the threshold.
+        xtc_threshold: probability above which xtc considers a token, at most 0.5.
+        repetition_penalty: divides (or multiplies, below 0) the logits of recent tokens; None or 1 for none.
+        repetition_context_size: tokens that count as recent for it.
+        presence_penalty: subtracted once from the logits of recent tokens.
+        presence_context_size: tokens that count as recent for it.
+        frequency_penalty: subtracted for every occurrence among the recent tokens.
+        frequency_context_size: tokens that count as recent for it.
+        logit_bias: token -> what is added to its logit.
+        seed: of the random draws; the draw at a step depends on (seed, step) alone. None: drawn once and reported.
+        max_tokens: tokens to generate at most.
+        stop: strings that end the text; nothing of them is shown.
+        stop_token_ids: tokens that end the text, besides the model's own.
+        ignore_eos: go on past the model's own end tokens.
+        logprobs: None, or how many alternatives to report beside each token's log-probability (0: only its own).
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens_to_keep: int = 1
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.0
+    repetition_penalty: float | None = None
+    repetition_context_size: int = 20
+    presence_penalty: float = 0.0
+    presence_context_size: int = 20
+    frequency_penalty: float = 0.0
+    frequency_context_size: int = 20
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    seed: int | None = None
+    max_tokens: int = 256
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)
+        put("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        put("stop_token_ids", tuple(self.stop_token_ids))
+        if self.logit_bias is not None:
+            put("logit_bias", MappingProxyType({int(token): float(bias) for token, bias in self.logit_bias.items()}))
+        self._in_range("temperature", 0, math.inf)
+        self._in_range("top_p", 0, 1)
+        self._in_range("min_p", 0, 1)
+        self._in_range("xtc_probability", 0, 1)
+        self._in_range("xtc_threshold", 0, 0.5)
+        self._in_range("repetition_penalty", 0, math.inf, optional=True, open_below=True)
+        self._in_range("presence_penalty", -math.inf, math.inf)
+        self._in_range("frequency_penalty", -math.inf, math.inf)
+        self._whole("top_k", 0)
+        self._whole("min_tokens_to_keep", 1)
+        self._whole("max_tokens", 1)
+        self._whole("logprobs", 0, optional=True)
+        self._whole("seed", 0, optional=True)
+        for name in ("repetition_context_size", "presence_context_size", "frequency_context_size"):
+            self._whole(name, 1)
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise ValueError(f"stop must be non-empty strings, not {list(self.stop)!r}")
+        if not all(isinstance(token, int) and token >= 0 for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must be token ids, not {list(self.stop_token_ids)!r}")
+        if self.logit_bias and not all(
+            token >= 0 and not math.isnan(bias) and bias != math.inf for token, bias in self.logit_bias.items()
+        ):
+            raise ValueError(f"logit_bias must map token ids to numbers below infinity, not {dict(self.logit_bias)!r}")
+
+    def _in_range(
+        self, name: str, low: float, high: float, *, optional: bool = False, open_below: bool = False
+    ) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not low <= value <= high or (open_below and value == low):
+            below = f"above {low}" if open_below else f"from {low}"
+            raise ValueError(f"{name} must be a number {below} to {high}, not {value!r}")
+
+    def _whole(self, name: str, low: int, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ValueError(f"{name} must be a whole number from {low} on, not {value!r}")

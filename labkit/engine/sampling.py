@@ -1,0 +1,151 @@
+"""From logits to the next token, on the device.
+
+A row's draw depends on its seed, its step and its own logits alone: each row has a key of its own, made by hashing
+(seed, step), so neither neighbours nor the shape of the batch can change it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from labkit.engine.params import SamplingParams
+
+
+class Choice(NamedTuple):
+    """The chosen tokens, unread: token int [B]; for each row its logprob [1] and best alternatives, if asked for."""
+
+    token: mx.array
+    logprob: list[mx.array | None]
+    top: list[tuple[mx.array, mx.array] | None]
+
+    def arrays(self) -> list[mx.array]:
+        """What to evaluate."""
+        extra = [array for array in self.logprob if array is not None]
+        return [self.token, *extra, *(array for pair in self.top if pair for array in pair)]
+
+
+class RowSampler:
+    """One row's way from logits to a token: its options, its key and the recent tokens that penalties look at."""
+
+    def __init__(
+        self, params: SamplingParams, seed: int, before: Sequence[int] = (), xtc_special_tokens: Sequence[int] = ()
+    ):
+        from mlx_lm.sample_utils import make_logits_processors
+
+        self.params, self.seed = params, seed
+        self._special = list(xtc_special_tokens)
+        self._processors = make_logits_processors(
+            dict(params.logit_bias) if params.logit_bias else None,
+            params.repetition_penalty,
+            params.repetition_context_size,
+            params.presence_penalty,
+            params.presence_context_size,
+            params.frequency_penalty,
+            params.frequency_context_size,
+        )
+        contexts = params.repetition_context_size, params.presence_context_size, params.frequency_context_size
+        self._context = max(contexts) if self._processors else 0
+        self._recent = mx.array(list(before)[-self._context :], dtype=mx.int32) if self._context else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the row takes the most likely token of its logits as they are, and reports nothing else."""
+        return self.params.temperature == 0 and not self._processors and self.params.logprobs is None
+
+    def __call__(
+        self, logits: mx.array, fed: mx.array, step: int, mask: mx.array | None = None
+    ) -> tuple[mx.array, mx.array | None, tuple[mx.array, mx.array] | None]:
+        """The token of one row.
+
+        Args:
+            logits: [1, V].
+            fed: the token that gave these logits, int [1].
+            step: number of the token to choose.
+            mask: permitted tokens as bits, uint32 [ceil(V / 32)], lowest bit first.
+
+        Returns:
+            token [1], its log-probability [1] or None, (tokens [k], log-probabilities [k]) or None.
+        """
+        if self._context:
+            self._recent = mx.concatenate([self._recent, fed.astype(mx.int32)])[-self._context :]
+            for process in self._processors:
+                logits = process(self._recent, logits)
+        if mask is not None:
+            logits = mx.where(bits(mask, logits.shape[-1]), logits, -mx.inf)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        token = self._draw(logprobs, step)
+        if self.params.logprobs is None:
+            return token, None, None
+        return token, mx.take_along_axis(logprobs, token[:, None], axis=-1)[0], self._best(logprobs[0])
+
+    def _draw(self, logprobs: mx.array, step: int) -> mx.array:
+        p = self.params
+        if p.temperature == 0:
+            return mx.argmax(logprobs, axis=-1)
+        from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+
+        draw_key, xtc_key = keys(self.seed, step)
+        if 0 < p.top_p < 1:
+            logprobs = apply_top_p(logprobs, p.top_p)
+        if p.min_p > 0:
+            logprobs = apply_min_p(logprobs, p.min_p, p.min_tokens_to_keep)
+        if p.xtc_probability > 0:
+            logprobs = self._exclude_top_choices(logprobs, xtc_key)
+        if 0 < p.top_k < logprobs.shape[-1]:
+            logprobs = apply_top_k(logprobs, p.top_k)
+        return mx.random.categorical(logprobs * (1 / p.temperature), key=draw_key)
+
+    def _exclude_top_choices(self, logprobs: mx.array, key: mx.array) -> mx.array:
+        probabilities = mx.softmax(logprobs, axis=-1)
+        above = mx.where(probabilities > self.params.xtc_threshold, probabilities, mx.inf)
+        excluded = probabilities > above.min(axis=-1, keepdims=True)
+        if self._special:
+            excluded[..., mx.array(self._special)] = False
+        applies = mx.random.uniform(key=key) <= self.params.xtc_probability
+        return mx.where(applies & excluded, -mx.inf, logprobs)
+
+    def _best(self, logprobs: mx.array) -> tuple[mx.array, mx.array] | None:
+        k = min(self.params.logprobs, logprobs.shape[-1])
+        if k == 0:
+            return None
+        best = mx.argsort(-logprobs)[:k]
+        return best, logprobs[best]
+
+
+def choose(
+    logits: mx.array,
+    fed: mx.array,
+    rows: Sequence[RowSampler],
+    steps: Sequence[int],
+    masks: Sequence[mx.array | None],
+) -> Choice:
+    """The next token of every row; logits [B, V], fed int [B]. Rows that take the plain maximum go through it together.
+
+    The maximum is taken over log-probabilities, not logits: in 16 bits the two may round a near tie differently.
+    """
+    if all(row.plain for row in rows) and all(mask is None for mask in masks):
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return Choice(mx.argmax(logprobs, axis=-1), [None] * len(rows), [None] * len(rows))
+    chosen = [
+        row(logits[i : i + 1], fed[i : i + 1], step, mask)
+        for i, (row, step, mask) in enumerate(zip(rows, steps, masks, strict=True))
+    ]
+    tokens, logprobs, best = zip(*chosen, strict=True)
+    return Choice(tokens[0] if len(tokens) == 1 else mx.concatenate(tokens), list(logprobs), list(best))
+
+
+def keys(seed: int, step: int) -> tuple[mx.array, mx.array]:
+    """Two independent keys (uint32 [2]) for the draws of one row at one step."""
+    digest = hashlib.blake2b(f"{seed}:{step}".encode(), digest_size=16).digest()
+    words = [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4)]
+    return mx.array(words[:2], dtype=mx.uint32), mx.array(words[2:], dtype=mx.uint32)
+
+
+def bits(mask: mx.array, size: int) -> mx.array:
+    """uint32 words -> bool [size]."""
+    index = mx.arange(size)
+    return (mx.right_shift(mask[index // 32], (index % 32).astype(mx.uint32)) & 1).astype(mx.bool_)

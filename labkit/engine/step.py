@@ -1,0 +1,91 @@
+"""The step contract (the third of the five): the device runs one token ahead of the host.
+
+The next token is chosen on the device and fed to the next forward before the host has read it. So at every boundary
+between steps exactly one token is chosen and not yet in the caches, and whoever stops a row there (a stop, a cancel, a
+pause, an error) meets that one pending token. A row whose host must see the token first (a grammar has to move before
+it can say what comes next) gives up the overlap and keeps the rule.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+
+from labkit.caches import Cache
+from labkit.engine.sampling import Choice, RowSampler, choose
+from labkit.models import Model, Rows
+
+
+class Constraint(Protocol):
+    """Decides, token by token, which tokens may follow."""
+
+    def mask(self) -> mx.array | None:
+        """Permitted tokens as bits, uint32 [ceil(V / 32)], lowest bit first; None permits all."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The token that was chosen."""
+        ...
+
+
+class ReadToken(NamedTuple):
+    """A token on the host, with its log-probability and the best alternatives if they were asked for."""
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] | None
+
+
+class DecodingRow:
+    """One row that is decoded alone: its caches, its sampler, its pending token.
+
+    Attributes:
+        fed: tokens in the caches.
+        chosen: tokens chosen so far; `fed == prompt + chosen - 1` whenever one is pending.
+        host_first: whether each token is read before the next forward is launched.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        caches: list[Cache],
+        sampler: RowSampler,
+        fed: int,
+        constraint: Constraint | None = None,
+    ):
+        self._model, self.caches, self._sampler = model, caches, sampler
+        self.fed, self.chosen = fed, 0
+        self._constraint = constraint
+        self.host_first = constraint is not None
+        self.pending: Choice | None = None
+
+    def start(self, token: int) -> None:
+        """Feed the prompt's last token: the first token is chosen, and pending."""
+        self._forward(mx.array([token], dtype=mx.int32))
+
+    def launch(self) -> Choice:
+        """Feed the pending token; the next one is chosen, and pending. Returns the one that was."""
+        before = self.pending
+        self._forward(before.token)
+        return before
+
+    def _forward(self, token: mx.array) -> None:
+        output = self._model(token[:, None], self.caches, Rows.single(self.fed), logits="last")
+        mask = self._constraint.mask() if self._constraint else None
+        self.pending = choose(output.logits[:, -1, :], token, [self._sampler], [self.chosen], [mask])
+        mx.async_eval(self.pending.arrays())
+        self.fed += 1
+        self.chosen += 1
+
+    def read(self, choice: Choice) -> ReadToken:
+        """Wait for a chosen token."""
+        token = choice.token.item()
+        logprob = None if choice.logprob[0] is None else choice.logprob[0].item()
+        top = None
+        if choice.top[0] is not None:
+            ids, values = choice.top[0]
+            top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        return ReadToken(token, logprob, top)
