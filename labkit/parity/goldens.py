@@ -78,6 +78,22 @@ class GoldenSide:
                 "a comparison would show the weights' difference, not the engines'; make the golden again"
             )
 
+    def first(self, positions: int) -> list[np.ndarray]:
+        """The golden's own windows, cut so that they ask for its first `positions` predictions.
+
+        Raises:
+            GoldenError: if it holds fewer.
+        """
+        held = sum(len(window) - 1 for window in self.windows)
+        if not 1 <= positions <= held:
+            raise GoldenError(f"{self.path.name} holds {held} positions, not {positions}")
+        chosen: list[np.ndarray] = []
+        for window in self.windows:
+            if positions > 0:
+                chosen.append(window[: positions + 1])
+                positions -= len(chosen[-1]) - 1
+        return chosen
+
     def predict(self, window: np.ndarray) -> Iterator[Prediction]:
         wanted = len(window) - 1
         matches = [i for i, mine in enumerate(self.windows) if np.array_equal(mine[: wanted + 1], window)]

@@ -1,6 +1,6 @@
 """Let transformers on torch read the prepared windows in both forms, and keep what it says as goldens.
 
-Run in an environment with torch and transformers: python -m recipes.goldens.make_torch_goldens JOB TARGET (see README.md).
+Run where torch and transformers are: python -m recipes.goldens.make_torch_goldens JOB TARGET (see README.md).
 """
 
 from __future__ import annotations

@@ -36,3 +36,21 @@ def goldens() -> dict[str, GoldenSide]:
     """The probe's torch goldens by form."""
     folder = data_folder() / "goldens" / "probe"
     return {form: GoldenSide(folder / f"torch-{form}.safetensors") for form in ("whole", "incremental")}
+
+
+@pytest.fixture(scope="session")
+def speaking_probe(tmp_path_factory):
+    """The probe with a tokenizer of 256 single bytes, so that `labkit.load` takes it."""
+    import json
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = write_probe(tmp_path_factory.mktemp("speaking"))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": alphabet[0]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder

@@ -61,6 +61,20 @@ def test_a_beginning_of_a_window_is_a_window(stored, windows, length):
     assert sum(map(len, parts)) == length
 
 
+@pytest.mark.parametrize("positions", [1, 10, 11, 12, 33, 34, 40, 41])
+def test_the_first_positions_are_whole_windows_and_a_part(stored, positions):
+    golden = GoldenSide(stored())
+    windows = golden.first(positions)
+    assert sum(len(window) - 1 for window in windows) == positions
+    assert sum(len(part) for window in windows for part in golden.predict(window)) == positions
+
+
+@pytest.mark.parametrize("positions", [0, -1, 42])
+def test_more_than_it_holds_is_refused(stored, positions):
+    with pytest.raises(GoldenError, match=f"holds 41 positions, not {positions}"):
+        GoldenSide(stored()).first(positions)
+
+
 def test_no_full_positions_if_none_are_asked_for(stored, windows):
     (only,) = GoldenSide(stored(full_each=0)).predict(windows[0])
     assert len(only) == 11

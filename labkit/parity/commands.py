@@ -1,0 +1,151 @@
+"""`labkit parity`: a model against an oracle, teacher-forced."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from labkit import console, resources
+from labkit.console import JsonOption
+from labkit.parity.forms import Form
+
+if TYPE_CHECKING:
+    from labkit.models import LoadedModel
+    from labkit.parity.goldens import GoldenSide
+    from labkit.parity.sides import Side
+
+DEFECT, MISUSE = 1, 2
+
+
+def parity(
+    model: Annotated[str, typer.Argument(help="A name or folder that labkit can load.")],
+    against: Annotated[
+        str,
+        typer.Option(
+            help="The oracle: mlx-lm, torch, or a golden (a file, or its name such as tiny-hybrid/torch-whole)."
+        ),
+    ] = "mlx-lm",
+    positions: Annotated[int, typer.Option(help="Tokens to predict; thousands for a verdict on perplexity.")] = 192,
+    form: Annotated[
+        Literal["whole", "incremental"] | None,
+        typer.Option(help="Whole sequence, or prefill and then single steps. Without it: whole, or as the golden."),
+    ] = None,
+    prefill: Annotated[int, typer.Option(help="Tokens before single steps (incremental).")] = 64,
+    window: Annotated[int, typer.Option(help="Positions that share caches; the next window starts afresh.")] = 512,
+    text: Annotated[
+        Path | None, typer.Option(help="The reference text; without it labkit's held-out texts, or the golden's own.")
+    ] = None,
+    candidate: Annotated[Literal["labkit", "mlx-lm"], typer.Option(help="Whose model is judged.")] = "labkit",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Activations; without it float32 on a CPU and the checkpoint's own on a GPU."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Let a model and an oracle predict every token of a text from the same prefix, and judge the difference.
+
+    Exit code 0: they agree. 1: a defect (the reasons are on standard error). 2: the comparison could not be made.
+    """
+    from labkit.models import LoadError
+    from labkit.parity.goldens import GoldenError
+    from labkit.parity.teacher_forcing import teacher_forced
+    from labkit.parity.torch_side import TorchUnavailable
+
+    try:
+        with _oracle(model, against, form, prefill, dtype) as (loaded, reference):
+            own = Form(form or reference.form.kind, prefill if form else reference.form.prefill)
+            windows = _windows(loaded, reference, text, positions, window)
+            judged = _candidate(loaded, candidate, own, dtype)
+            with _progress() as progress:
+                report = teacher_forced(
+                    reference, judged, windows, model=loaded.name, decode=loaded.tokenizer.decode, progress=progress
+                )
+    except (LoadError, GoldenError, TorchUnavailable, OSError, ValueError) as error:
+        console.fail(str(error), code=MISUSE)
+    console.show(report.record(), as_json=json, render=report.tables())
+    if not report.agrees:
+        console.fail("defect: " + "; ".join(report.reasons), code=DEFECT)
+
+
+@contextmanager
+def _oracle(
+    model: str, against: str, form: str | None, prefill: int, dtype: str | None
+) -> Iterator[tuple[LoadedModel, Side]]:
+    """The loaded model and the side it is judged by. A golden or a missing torch is refused before weights are read."""
+    import mlx.core as mx
+
+    import labkit
+    from labkit.parity.torch_side import TorchSide, require_torch
+
+    golden = None if against in ("mlx-lm", "torch") else _golden(against)
+    if against == "torch":
+        require_torch()
+    loaded = labkit.load(model, dtype=getattr(mx, dtype) if dtype else None)
+    wanted = Form(form or "whole", prefill)
+    if golden is not None:
+        golden.require(loaded.fingerprint)
+        yield loaded, golden
+    elif against == "mlx-lm":
+        yield loaded, _mlx_lm(loaded, wanted, dtype)
+    else:
+        from labkit.parity.transformers_layout import export
+
+        with tempfile.TemporaryDirectory(prefix="labkit-torch-") as scratch:
+            yield loaded, TorchSide.open(export(loaded.path, scratch, fingerprint=loaded.fingerprint), wanted)
+
+
+def _golden(name: str) -> GoldenSide:
+    from labkit.parity.goldens import GoldenError, GoldenSide
+
+    shelf = resources.data_folder() / "goldens"
+    for path in (Path(name), shelf / name, shelf / f"{name}.safetensors"):
+        if path.is_file():
+            return GoldenSide(path)
+    known = sorted(path.relative_to(shelf).with_suffix("").as_posix() for path in shelf.rglob("*.safetensors"))
+    raise GoldenError(f"--against takes mlx-lm, torch or a golden, not {name!r}; stored goldens: {', '.join(known)}")
+
+
+def _mlx_lm(loaded: LoadedModel, form: Form, dtype: str | None) -> Side:
+    """mlx-lm's own loading and caches; where two copies of the weights do not fit, on labkit's copy of them."""
+    from labkit.devices import this_device
+    from labkit.parity.sides import MlxLmSide
+
+    if 2 * loaded.weights_bytes > this_device().working_set_bytes and hasattr(loaded.model, "module"):
+        console.stderr.print("two copies of the weights do not fit: both sides read the same ones")
+        return MlxLmSide(loaded.model.module, form)
+    return MlxLmSide.open(loaded.path, form, dtype=dtype)
+
+
+def _candidate(loaded: LoadedModel, who: str, form: Form, dtype: str | None) -> Side:
+    from labkit.parity.sides import LabkitSide
+
+    return LabkitSide(loaded.model, form) if who == "labkit" else _mlx_lm(loaded, form, dtype)
+
+
+def _windows(loaded: LoadedModel, reference: Side, text: Path | None, positions: int, length: int) -> list:
+    from labkit.parity.goldens import GoldenError, GoldenSide
+    from labkit.parity.windows import windows_across, windows_of
+
+    if isinstance(reference, GoldenSide):
+        if text is not None:
+            raise GoldenError("a golden speaks only about its own text: leave --text out, or use a live oracle")
+        return reference.first(positions)
+    if text is not None:
+        return windows_of(loaded.tokenizer.encode(text.read_text(encoding="utf-8")), positions, length)
+    texts = [file.read_text(encoding="utf-8") for file in sorted((resources.data_folder() / "heldout").glob("*.txt"))]
+    return windows_across(texts, loaded.tokenizer.encode, positions, length)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console.stderr, transient=True) as bar:
+        task = bar.add_task("positions", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
