@@ -6,8 +6,8 @@
 | `choose_experts`, `group_rows` | 2, any number | scores, top-k and counts of each block; then the rest |
 | `count_experts` | 1 before `group_rows` | counts, where the experts are already chosen |
 
-The host never waits: shapes depend on T, k, E and the tile alone. The baseline it replaces reads the counts back to size the
-launches of the grouped matmul, one wait for the device in every layer.
+The host never waits: shapes depend on T, k, E and the tile alone. The baseline reads the counts back to size
+the launches of the grouped matmul: one wait for the device in every layer.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def choose_experts(
     Args:
         logits: [T, L] router logits, float32, float16 or bfloat16. NaN counts as -inf, +inf as the largest number.
         k: experts a token, at most 32.
-        experts: E, at most 512; by default L. Columns past E are ignored, so that a shared expert's gate can ride there.
+        experts: E, at most 512; by default L. Columns past E are ignored: a shared expert's gate can ride there.
         scoring: "softmax" as Qwen, or "sigmoid" as DeepSeek V3 and its kin.
         bias: [E], added to the scores for choosing alone, never to the weights.
         renormalise: divide by the sum of the chosen scores; without it softmax weights are shares of all experts.
@@ -90,8 +90,8 @@ def choose_experts(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        indices [T, k] int32, best first, the lower expert among equals; weights [T, k] float32, all 0 in a row whose chosen
-        scores are 0.
+        indices [T, k] int32, best first, the lower expert among equals; weights [T, k] float32, all 0 in a row whose
+        chosen scores are 0.
 
     Raises:
         ValueError: shapes or sizes that do not fit.

@@ -26,6 +26,11 @@ def _logits(tokens: int, width: int, dtype: mx.Dtype) -> mx.array:
     return (2 * mx.random.normal((tokens, width))).astype(dtype)
 
 
+def _fixed_logits(tokens: int, width: int, dtype: mx.Dtype) -> mx.array:
+    """The same every time: who is chosen decides which lines are touched, and the budget counts those."""
+    return (2 * mx.random.normal((tokens, width), key=mx.random.key(0))).astype(dtype)
+
+
 def _odd_logits(tokens: int, width: int, dtype: mx.Dtype) -> mx.array:
     """Few distinct values, so that ties abound; then a row of NaN, one of -inf, and one with +inf, -inf and NaN."""
     logits = mx.random.randint(0, 3, (tokens, width)).astype(dtype)
@@ -88,7 +93,8 @@ ENTRIES = [
     Entry(
         CHOOSE_EXPERTS,
         cases=(
-            Case("40 tokens, 8 of 256", lambda dtype: _choose(_logits(40, 256, dtype), 8)),
+            Case("40 tokens, 8 of 256", lambda dtype: _choose(_fixed_logits(40, 256, dtype), 8)),
+            Case("7 tokens, 8 of 256", lambda dtype: _choose(_logits(7, 256, dtype), 8)),
             Case(
                 "33 tokens, sigmoid with bias, 3 of 100, scaled",
                 lambda dtype: _choose(_logits(33, 100, dtype), 3, scoring="sigmoid", bias=_bias(100), scale=2.5),
@@ -142,7 +148,8 @@ ENTRIES = [
     Entry(
         ROUTE_FEW,
         cases=(
-            Case("8 tokens, 8 of 256, tile 8", lambda dtype: _few(_logits(8, 256, dtype), 8, 8)),
+            Case("8 tokens, 8 of 256, tile 8", lambda dtype: _few(_fixed_logits(8, 256, dtype), 8, 8)),
+            Case("3 tokens, 8 of 256, tile 2", lambda dtype: _few(_logits(3, 256, dtype), 8, 2)),
             Case(
                 "9 tokens, sigmoid with bias, 2 of 6, tile 4",
                 lambda dtype: _few(_logits(9, 6, dtype), 2, 4, "sigmoid", _bias(6)),

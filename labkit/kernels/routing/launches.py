@@ -150,7 +150,7 @@ def max_blocks(assignments: int, experts: int, tile: int) -> int:
 
 
 def tokens_per_block(tokens: int, k: int) -> int:
-    """Tokens of a threadgroup: a power of two of at least 32, at most `MAX_BLOCK` assignments, for about 128 threadgroups.
+    """Tokens of a threadgroup: a power of two from 32 on, at most `MAX_BLOCK` assignments, for about 128 threadgroups.
 
     More threadgroups would read more counts each (all of them), fewer would leave a large GPU idle.
     """
