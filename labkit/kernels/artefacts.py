@@ -88,7 +88,7 @@ class ArtefactCache:
             if path.name.startswith(".") or not path.is_dir():
                 continue
             with contextlib.suppress(OSError):  # another process may be removing it
-                size = sum(f.stat().st_size for f in path.iterdir())
+                size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
                 found.append((path, path.stat().st_mtime, size))
         return found
 

@@ -185,4 +185,4 @@ def _traffic(entry: Entry, dtype: mx.Dtype, runs: dict) -> Iterator[str]:
     if first is None:
         yield "the first case did not run"
         return
-    yield from over_budget(first.traffic.summary(), budget)
+    yield from over_budget(first.traffic.summary(), budget, entry.traffic_slack)

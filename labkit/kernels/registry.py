@@ -80,6 +80,7 @@ class Entry:
         dtypes: of the activations, all of which must pass.
         tolerance: for each of them.
         benches: real sizes, for `labkit kernels bench`.
+        traffic_slack: the share by which counts may exceed the budget; for counts that depend on random data.
         resident: run with all threadgroups alive at once (grid-wide barriers).
     """
 
@@ -89,6 +90,7 @@ class Entry:
     dtypes: tuple[mx.Dtype, ...] = FLOATS
     tolerance: dict[mx.Dtype, Tolerance] = field(default_factory=lambda: dict(DEFAULT_TOLERANCE))
     benches: tuple[Bench, ...] = ()
+    traffic_slack: float = 0.02
     resident: bool = False
     folder: Path = Path()
 

@@ -17,9 +17,9 @@ def trace(entry: Entry, dtype: mx.Dtype | None = None, case: Case | None = None)
     return simulator.run(entry.kernel.text, launch, check=True, resident=entry.resident).traffic
 
 
-def over_budget(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
-    """The counts that exceed their bound, in words."""
-    return [f"{name} {counts[name]:,} > {bound:,}" for name, bound in budget.items() if counts[name] > bound]
+def over_budget(counts: dict[str, int], budget: dict[str, int], slack: float = 0.0) -> list[str]:
+    """The counts that exceed their bound by more than a share of `slack`, in words."""
+    return [f"{name} {counts[name]:,} > {bound:,}" for name, bound in budget.items() if counts[name] > bound * (1 + slack)]
 
 
 def store_budgets(entry: Entry) -> None:

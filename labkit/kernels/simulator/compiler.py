@@ -120,23 +120,33 @@ def build_library(translation_unit: str, build: Build, cache: ArtefactCache) -> 
     """
     command = build.command()
     compiler = tuple(build.compiler or find_compiler())
-    common = (compiler_identity(compiler), sources_identity(), " ".join(command), str(build.portable_switch))
+    identity = compiler_identity(compiler)
+    common = (identity, sources_identity(), " ".join(command), str(build.portable_switch))
+    instrument = ["-g", *(["-fsanitize=thread"] if build.check else [])]
 
     def build_runtime(folder: Path) -> None:
         switch = ["-DLK_UCONTEXT"] if build.portable_switch else []
         run_compiler([*command, *switch, "-c", str(CPP / "runtime" / "runtime.cpp"), "-o", str(folder / "runtime.o")])
 
+    def build_vocabulary(folder: Path) -> None:
+        (folder / "metal").mkdir()
+        header, precompiled = CPP / "metal" / "metal.h", folder / "metal" / "metal.h.gch"
+        run_compiler([*command, *instrument, "-x", "c++-header", str(header), "-o", str(precompiled)])
+
     def build_kernel(folder: Path) -> None:
         source = folder / "kernel.cpp"
         source.write_text(translation_unit)
-        check = ["-fsanitize=thread"] if build.check else []
-        run_compiler([*command, "-g", *check, "-c", str(source), "-o", str(folder / "kernel.o")])
+        run_compiler([*compile_command, *instrument, "-c", str(source), "-o", str(folder / "kernel.o")])
         libraries = [] if sys.platform == "darwin" else ["-lm", "-lpthread"]
         link = [*compiler, "-shared", "-fPIC", str(folder / "kernel.o"), str(runtime), "-o", str(folder / "kernel.so")]
         run_compiler(link + libraries)
         if sys.platform != "darwin":  # there the debug information stays in the object file
             (folder / "kernel.o").unlink()
 
-    # First, not inside of build_kernel: a build that waits for another build's lock could wait for its own.
+    # Before build_kernel, not inside of it: a build that waits for another build's lock could wait for its own.
     runtime = cache.get(content_key("runtime", *common), build_runtime) / "runtime.o"
-    return cache.get(content_key("kernel", *common, str(build.check), translation_unit), build_kernel) / "kernel.so"
+    compile_command = command
+    if "Free Software Foundation" in identity:  # GCC finds a precompiled vocabulary by itself: three times faster
+        vocabulary = cache.get(content_key("vocabulary", *common, *instrument), build_vocabulary)
+        compile_command = [*compiler, f"-I{vocabulary}", *command[len(compiler) :]]
+    return cache.get(content_key("kernel", *common, *instrument, translation_unit), build_kernel) / "kernel.so"

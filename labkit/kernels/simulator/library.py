@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +14,17 @@ from pathlib import Path
 import numpy as np
 
 MAX_FAULTS, MAX_BUFFERS = 64, 128
+LANES_SHARED = 1024
 INPUT, OUTPUT, INITIALISED_OUTPUT = range(3)
 GUARD_BYTES = (16 << 30, 1 << 20)  # tried in turn: the second is for systems that limit address space
 
 
 class _Storage(Structure):
-    _fields_ = [("name", c_char_p), ("begin", c_void_p), ("end", c_void_p), ("line", c_int32)]
+    _fields_ = [
+        ("name", c_char_p),
+        *((name, c_void_p) for name in "begin end section_begin section_end".split()),
+        ("line", c_int32),
+    ]
 
 
 class _Buffer(Structure):
@@ -69,6 +76,8 @@ class _Request(Structure):
         ("grid", c_uint32 * 3),
         ("threadgroup", c_uint32 * 3),
         *((name, c_uint32) for name in "check resident order seed".split()),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
     ]
 
 
@@ -100,8 +109,15 @@ class StorageArray:
     line: int
 
 
-# A launch holds the signal handlers of the whole process, so one runs at a time.
+# A launch holds the signal handlers of the whole process, so one runs at a time, and all share one workspace.
 _one_launch = threading.Lock()
+_workspace: tuple[int, int] | None = None
+
+
+def _lanes_at_once(grid: Sequence[int], threadgroup: Sequence[int], resident: bool) -> int:
+    group = math.prod(min(t, g) for t, g in zip(threadgroup, grid, strict=True))
+    groups = math.prod(-(-g // min(t, g)) for t, g in zip(threadgroup, grid, strict=True))
+    return group * groups if resident else group
 
 
 class Library:
@@ -117,6 +133,11 @@ class Library:
         self._dll.lk_launch.argtypes = [POINTER(_Request), POINTER(ResultRecord)]
         self._dll.lk_sites.argtypes = [POINTER(SiteRecord), c_uint64]
         self._dll.lk_sites.restype = c_uint64
+        self._dll.lk_workspace_bytes.restype = c_uint64
+        self._dll.lk_workspace_bytes.argtypes = [c_uint64, c_uint64]
+        self._dll.lk_reserve_workspace.restype = c_void_p
+        self._dll.lk_reserve_workspace.argtypes = [c_uint64, c_uint64]
+        self._dll.lk_release_workspace.argtypes = [c_void_p, c_uint64]
         self._dll.lk_image.restype = c_uint64
         self._dll.lk_storage_table.restype = POINTER(_Storage)
         self.image = int(self._dll.lk_image())
@@ -172,7 +193,8 @@ class Library:
                 seed,
             )
             result = ResultRecord()
-            with _one_launch:
+            lanes = _lanes_at_once(grid, threadgroup, resident)
+            with _one_launch, self._workspace(lanes) as (request.workspace, request.workspace_bytes):
                 self._run(request, result, time_limit)
                 sites = (SiteRecord * self._dll.lk_sites(None, 0))()
                 self._dll.lk_sites(sites, len(sites))
@@ -185,6 +207,27 @@ class Library:
         finally:
             for data, size, guard in mapped:
                 self._dll.lk_unmap(data, size, guard)
+
+    @contextlib.contextmanager
+    def _workspace(self, lanes: int) -> Iterator[tuple[int, int]]:
+        """Stacks for the launch: the shared ones, or for a resident grid its own, given back afterwards."""
+        global _workspace
+        if lanes <= LANES_SHARED:
+            _workspace = _workspace or self._reserve(LANES_SHARED)
+            yield _workspace
+            return
+        own = self._reserve(lanes)
+        try:
+            yield own
+        finally:
+            self._dll.lk_release_workspace(*own)
+
+    def _reserve(self, lanes: int) -> tuple[int, int]:
+        size = self._dll.lk_workspace_bytes(lanes, lanes)  # a simdgroup has at least one lane
+        memory = self._dll.lk_reserve_workspace(lanes, size)
+        if not memory:
+            raise MemoryError(f"no address space for the stacks of {lanes} simulated threads ({size} bytes)")
+        return memory, size
 
     def _map(self, size: int) -> tuple[int, int]:
         for guard in GUARD_BYTES:

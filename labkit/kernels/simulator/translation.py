@@ -44,7 +44,7 @@ def translate(text: MetalText, launch: Launch) -> str:
             'extern "C" {',
             "const lk::Storage lk_storage[] = {",
             *storage,
-            "  {nullptr, nullptr, nullptr, 0}};",
+            "  {}};  // an array needs an element",
             f"const int lk_storage_count = {len(declarations)};",
             "}",
             "",

@@ -32,7 +32,8 @@ enum BarrierFlags { kFlagDevice = 1, kFlagThreadgroup = 2 };
 enum AtomicKind { kAtomicLoad, kAtomicStore, kAtomicUpdate };
 
 // One threadgroup array of the kernel, described by the translation unit that declares it.
-struct Storage { const char* name; char* begin; char* end; int line; };
+// It lies in a section of its own, with a gap that belongs to nobody before or behind it.
+struct Storage { const char* name; char *begin, *end, *section_begin, *section_end; int line; };
 
 enum BufferKind { kInput, kOutput, kInitialisedOutput };
 struct Buffer { char* data; uint64_t bytes; uint32_t itemsize, kind; };
@@ -73,6 +74,8 @@ struct Request {
   void** arguments;
   const Buffer* buffers;
   uint32_t buffer_count, grid[3], threadgroup[3], check, resident, order, seed;
+  char* workspace;  // fiber stacks, then simdgroups; see lk_workspace_bytes
+  uint64_t workspace_bytes;
 };
 
 struct Result {

@@ -8,9 +8,6 @@
 
 namespace lk {
 
-static char* private_memory;
-static size_t private_size;
-
 struct Grid { uint32_t size[3], group[3], groups[3], count; };
 
 inline Grid make_grid(const Request& r) {
@@ -22,22 +19,6 @@ inline Grid make_grid(const Request& r) {
   }
   g.count = g.groups[0] * g.groups[1] * g.groups[2];
   return g;
-}
-
-// Fiber stacks, each over a page that traps an overflow, then the simdgroups' slots: one region that checks skip.
-inline bool reserve_private(uint32_t lanes, uint32_t simdgroups) {
-  size_t need = lanes * kStackBytes + simdgroups * sizeof(Simdgroup);
-  if (need > private_size) {
-    if (private_memory) munmap(private_memory, private_size);
-    private_memory = (char*)mmap(nullptr, need, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
-    private_size = private_memory == MAP_FAILED ? 0 : need;
-    if (!private_size) { private_memory = nullptr; return false; }
-    if (lanes <= 8 * kMaxThreads)  // each trap page splits a mapping, and systems allow about 65,000 of them
-      for (uint32_t i = 0; i < lanes; i++) mprotect(private_memory + i * kStackBytes, page_round(1), PROT_NONE);
-  }
-  launch.private_begin = private_memory;
-  launch.private_end = private_memory + private_size;
-  return true;
 }
 
 inline Attributes make_attributes(const Grid& g, const uint32_t at[3], const uint32_t dims[3], uint32_t i) {
@@ -98,7 +79,23 @@ inline void start(Threadgroup& t, const Grid& g, uint32_t index, Lane* lanes, Si
 }
 
 // Threadgroup memory starts as NaN and large negative numbers, so that a read of nothing shows in the values too.
-inline void poison_storage() { if (launch.storage_end > launch.storage_begin) memset(launch.storage_begin, 0xFF, launch.storage_end - launch.storage_begin); }
+inline void poison_storage() {
+  for (int i = 0; i < lk_storage_count; i++) memset(lk_storage[i].begin, 0xFF, lk_storage[i].end - lk_storage[i].begin);
+}
+
+inline void load_storage(const Threadgroup& g) {
+  for (int i = 0; i < lk_storage_count; i++) {
+    const Storage& s = lk_storage[i];
+    memcpy(s.begin, g.storage.data() + (s.begin - launch.storage_begin), s.end - s.begin);
+  }
+}
+
+inline void save_storage(Threadgroup& g) {
+  for (int i = 0; i < lk_storage_count; i++) {
+    const Storage& s = lk_storage[i];
+    memcpy(g.storage.data() + (s.begin - launch.storage_begin), s.begin, s.end - s.begin);
+  }
+}
 
 inline double seconds_now() {
   timespec t;
@@ -131,15 +128,15 @@ inline void report_deadlock(Threadgroup& g) {
 
 // Runs the live threadgroups by turns until all have ended. In resident mode their threadgroup memory is swapped.
 inline void drive(std::vector<Threadgroup>& live) {
-  size_t storage = launch.storage_end - launch.storage_begin, left = live.size();
-  bool swap = live.size() > 1 && storage;
+  size_t left = live.size();
+  bool swap = live.size() > 1;
   DeadlockWatch watch;
   while (left) {
     bool polled = false;
     for (size_t k = 0; k < live.size() && left; k++) {
       Threadgroup& g = live[launch.order == kReverse ? live.size() - 1 - k : k];
       if (g.finished) continue;
-      if (swap) memcpy(launch.storage_begin, g.storage.data(), storage);
+      if (swap) load_storage(g);
       bool polls;
       for (;;) {
         run_simdgroups(g);
@@ -149,7 +146,7 @@ inline void drive(std::vector<Threadgroup>& live) {
         if (!pass_barrier(g)) { g.finished = true; left--; break; }
       }
       polled |= polls;
-      if (swap) memcpy(g.storage.data(), launch.storage_begin, storage);
+      if (swap) save_storage(g);
     }
     if (polled && watch.expired()) {
       for (Threadgroup& g : live) if (!g.finished) { report_deadlock(g); return; }
@@ -163,11 +160,9 @@ inline void run_launch(const Grid& grid, const std::vector<uint32_t>& order) {
   size_t storage = launch.storage_end - launch.storage_begin;
   static std::vector<Lane> lanes;  // kept between launches: a lane's log keeps its capacity
   if (lanes.size() < at_once * threads) lanes = std::vector<Lane>(at_once * threads);
-  if (!reserve_private(std::max(at_once * threads, kMaxThreads), std::max(at_once * simds, kMaxThreads / kWidth))) {
-    report(fault_at_line(kCrash, 0));
-    return;
-  }
-  Simdgroup* simdgroups = (Simdgroup*)(private_memory + std::max<size_t>(at_once * threads, kMaxThreads) * kStackBytes);
+  char* workspace = launch.request->workspace;
+  // At the end, behind the stacks and their trap pages.
+  Simdgroup* simdgroups = (Simdgroup*)(launch.private_end - (size_t)at_once * simds * sizeof(Simdgroup));
   std::vector<Threadgroup> live(at_once);
   std::vector<Cell*> shadows;
   for (Threadgroup& g : live) {
@@ -178,7 +173,7 @@ inline void run_launch(const Grid& grid, const std::vector<uint32_t>& order) {
   for (uint32_t first = 0; first < grid.count && !launch.aborted; first += at_once) {
     if (launch.check) poison_storage();
     for (uint32_t i = 0; i < at_once; i++)
-      start(live[i], grid, order[first + i], lanes.data() + i * threads, simdgroups + i * simds, private_memory + i * threads * kStackBytes);
+      start(live[i], grid, order[first + i], lanes.data() + i * threads, simdgroups + i * simds, workspace + (size_t)i * threads * kStackBytes);
     drive(live);
   }
   for (Cell* s : shadows) free(s);
@@ -221,12 +216,14 @@ LK_EXPORT int lk_launch(const lk::Request* request, lk::Result* result) {
   launch.check = request->check;
   launch.resident = request->resident;
   launch.order = request->order;
+  launch.private_begin = request->workspace;
+  launch.private_end = request->workspace + request->workspace_bytes;
   launch.random = request->seed;
   result->storage_count = lk_storage_count;
   for (int i = 0; i < lk_storage_count; i++) {
     const Storage& s = lk_storage[i];
-    if (!i || s.begin < launch.storage_begin) launch.storage_begin = s.begin;
-    if (!i || s.end > launch.storage_end) launch.storage_end = s.end;
+    if (!i || s.section_begin < launch.storage_begin) launch.storage_begin = s.section_begin;
+    if (!i || s.section_end > launch.storage_end) launch.storage_end = s.section_end;
     result->counters.threadgroup_bytes += s.end - s.begin;
   }
   Grid grid = make_grid(*request);
@@ -243,6 +240,20 @@ LK_EXPORT int lk_launch(const lk::Request* request, lk::Result* result) {
   if (launch.check) finish_buffers();
   return launch.aborted;
 }
+
+// Room for `lanes` fibers and `simdgroups`. One for all launches of a process will do, since one runs at a time.
+LK_EXPORT uint64_t lk_workspace_bytes(uint64_t lanes, uint64_t simdgroups) { return lanes * lk::kStackBytes + simdgroups * sizeof(lk::Simdgroup); }
+
+// Such room, zeroed and taken from memory only where touched. A trap page lies under each stack.
+LK_EXPORT char* lk_reserve_workspace(uint64_t lanes, uint64_t bytes) {
+  char* memory = (char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  if (lanes <= lk::kMaxThreads)  // each trap page splits a mapping, and systems allow about 65,000 of them
+    for (uint64_t i = 0; i < lanes; i++) mprotect(memory + i * lk::kStackBytes, lk::page_round(1), PROT_NONE);
+  return memory;
+}
+
+LK_EXPORT void lk_release_workspace(char* memory, uint64_t bytes) { munmap(memory, bytes); }
 
 // Copies the loads and stores that the last check found, at most `room`; returns how many there are.
 LK_EXPORT uint64_t lk_sites(lk::Site* out, uint64_t room) {

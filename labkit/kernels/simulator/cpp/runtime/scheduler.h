@@ -63,9 +63,9 @@ inline bool resolve(Simdgroup& s) {
     Lane* l = lane_of(s, i);
     if (l->line == lowest->line && l->operation == lowest->operation) group |= 1u << i;
   });
-  if (group != live && launch.check) {
+  if (group != s.all && launch.check) {
     Fault f = fault_at_line(kDivergentSimd, lowest->line);
-    f.mask = group; f.address = live;
+    f.mask = group; f.address = s.all;
     Lane* running = launch.lane;
     launch.lane = lowest;
     report(f);

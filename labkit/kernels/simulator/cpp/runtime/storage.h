@@ -24,10 +24,11 @@ constexpr int kStorageGap = 64;
 #define LK_DECLARE_STORAGE(k) \
   LK_SECTION_ENDS(k)          \
   static __attribute__((section(LK_SECTION(k)), used, aligned(1))) char lk_gap_##k[kStorageGap];
-#define LK_STORAGE(k) static __attribute__((section(LK_SECTION(k))))
+// `used`: the compiler may neither drop an array nor forget a store to it.
+#define LK_STORAGE(k) static __attribute__((section(LK_SECTION(k)), used))
 
 // The section without its gap, which the compiler puts first or last.
 inline lk::Storage lk_storage_entry(const char* name, char* begin, char* end, char* gap, int line) {
-  return gap == begin ? lk::Storage{name, begin + kStorageGap, end, line} : lk::Storage{name, begin, gap, line};
+  return gap == begin ? lk::Storage{name, begin + kStorageGap, end, begin, end, line} : lk::Storage{name, begin, gap, begin, end, line};
 }
 #define LK_STORAGE_ENTRY(name, k, line) lk_storage_entry(name, LK_SECTION_BEGIN(k), LK_SECTION_END(k), lk_gap_##k, line)
