@@ -4,4 +4,7 @@ floors.py         the fastest memory and matmul rates that this device shows
 paired.py         two sides timed in alternating rounds: medians, and their ratio with its spread
 model_tensors.py  the tensors of a model from its config
 model_costs.py    bytes, operations and cache growth from the config alone
+built_model.py    the same model as mlx-lm builds it, without weights: the oracle of the counts
+decode_steps.py   what decode steps and a prompt really take
+published.py      figures that others published, with machine and source
 """

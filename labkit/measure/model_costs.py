@@ -232,13 +232,12 @@ def of(model: str | Path | Mapping[str, Any], *, dtype: str = "bfloat16") -> Mod
     """
     if isinstance(model, Mapping):
         return ModelCosts(model, dtype=dtype)
-    named = data_folder() / "configs" / f"{model}.json"
-    candidates = [
-        named,
-        data_folder() / "models" / str(model) / "config.json",
+    data = data_folder()
+    for path in (
+        data / "models" / str(model) / "config.json",
+        data / "configs" / f"{model}.json",
         Path(model).expanduser() / "config.json",
-    ]
-    for path in candidates:
+    ):
         if path.is_file():
             return ModelCosts(json.loads(path.read_text(encoding="utf-8")), dtype=dtype)
     known = ", ".join(named_shapes())

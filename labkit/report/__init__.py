@@ -16,11 +16,12 @@ book.py        the Jupyter Book of executed notebooks, without any external requ
 
 from __future__ import annotations
 
-from labkit.report import frames, provenance, style
+from labkit.report import diagram, frames, provenance, style, tables
+from labkit.report.checks import turns_red
 from labkit.report.records import Record, record
 from labkit.report.widgets import live
 
-__all__ = ["Record", "frames", "live", "provenance", "record", "run", "style"]
+__all__ = ["Record", "diagram", "frames", "live", "provenance", "record", "run", "style", "tables", "turns_red"]
 
 
 def __getattr__(name: str):

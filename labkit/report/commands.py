@@ -138,12 +138,13 @@ def _tell(step: Any) -> None:
     name = step.notebook.removesuffix(".ipynb")
     text = {
         "start": f"{name}  started",
-        "cell": f"{name}  [{step.cell}/{step.cells}] {step.text}",
+        "cell": f"{name}  [{step.cell}/{step.cells}] {step.text[:60]}",
         "retry": f"{name}  the kernel did not start ({step.text}); trying once more",
         "done": f"{name}  done in {step.text}",
         "failed": f"failed: {step.text}",
     }[step.step]
-    console.stderr.print(text, style="red" if step.step == "failed" else "", markup=False, highlight=False)
+    style = "red" if step.step == "failed" else ""
+    console.stderr.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _report_tables(result: dict[str, Any], output: Path) -> list[Any]:

@@ -20,6 +20,8 @@ from typing import Any
 from labkit.report.axes import Axis, Canvas
 from labkit.report.style import COLOURS, svg
 
+__all__ = ["Axis", "Frame", "figures", "plot", "plot_html"]
+
 _STYLE = """
 .labkit-frames{font-family:inherit;max-width:46rem;margin:.5rem 0;color:inherit}
 .labkit-frames svg,.labkit-frames img{width:100%;height:auto;display:block}

@@ -31,7 +31,7 @@ class Record:
         return f"{self.name} ({self.basis}): " + ", ".join(f"{key} = {_short(v)}" for key, v in self.values.items())
 
 
-def record(name: str, *, basis: Basis, **values: Any) -> Record:
+def record(name: str, *, basis: Basis, **values: Any) -> None:
     """Show a result in the notebook and store it there for the report's table.
 
     Args:
@@ -52,8 +52,8 @@ def record(name: str, *, basis: Basis, **values: Any) -> Record:
     result = Record(name, basis, {key: _plain(value, f"{name}.{key}") for key, value in values.items()})
     from IPython.display import display
 
+    # Nothing is returned: as the last line of a cell it would be shown a second time.
     display({MIME: result.as_json(), "text/plain": str(result)}, raw=True)
-    return result
 
 
 def collect(notebook: Mapping[str, Any]) -> list[Record]:

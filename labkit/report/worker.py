@@ -60,8 +60,13 @@ def execute(job: dict[str, Any], events: _Events) -> None:
             extra_arguments=["--log-level=ERROR"],
             on_cell_start=events.cell_started,
         )
-    except papermill.PapermillExecutionError as error:
-        failed("cell", f"{error.ename}: {error.evalue}", "\n".join(error.traceback))
+    except papermill.PapermillExecutionError:
+        # papermill counts the error of a cell tagged raises-exception too, though it ran all the cells after it.
+        error = _unexpected_error(job["output"])
+        if error is None:
+            events.send("done")
+        else:
+            failed("cell", f"{error.ename}: {error.evalue}", "\n".join(error.traceback))
     except DeadKernelError:
         failed("dead", "the kernel died (killed, out of memory, or it ended itself)")
     except CellTimeoutError:
@@ -73,6 +78,24 @@ def execute(job: dict[str, Any], events: _Events) -> None:
         failed("start" if events.cell is None else "other", f"{type(error).__name__}: {error}")
     else:
         events.send("done")
+
+
+def _unexpected_error(path: str) -> Any | None:
+    """The first error output of an executed notebook outside cells that should raise.
+
+    If there is none, papermill's warning cells are taken out of the file again.
+    """
+    import nbformat
+    from papermill.execute import remove_error_markers
+
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        expected = "raises-exception" in cell.metadata.get("tags", ())
+        for output in cell.get("outputs", ()):
+            if output.output_type == "error" and not expected:
+                return output
+    nbformat.write(remove_error_markers(notebook), path)
+    return None
 
 
 def _end_with_parent(stream: Any) -> None:

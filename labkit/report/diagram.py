@@ -1,0 +1,76 @@
+"""Drawings of a model: its stack of layers, and what each part of it weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit.report import style
+
+LAYER_COLOURS = {"full attention": style.ORANGE, "Gated DeltaNet": style.BLUE}
+
+
+def layer_stack(kinds: Sequence[str], mixer: str, title: str) -> Any:
+    """The layers as a strip from embedding to head: one block a layer, coloured by how it mixes tokens.
+
+    Args:
+        kinds: for each layer "full attention" or "Gated DeltaNet".
+        mixer: what follows in every layer: "32 experts, 4 a token + 1 shared".
+        title: the picture's title.
+
+    Returns:
+        The matplotlib figure.
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.2, 1.9))
+    axes.set_axis_off()
+    axes.set_title(title)
+    count = len(kinds)
+    for index, kind in enumerate(kinds):
+        axes.add_patch(plt.Rectangle((index + 1.1, 1.05), 0.8, 0.9, color=LAYER_COLOURS[kind], linewidth=0))
+        axes.add_patch(plt.Rectangle((index + 1.1, 0.1), 0.8, 0.8, color=style.GREEN, alpha=0.75, linewidth=0))
+    for left, text in ((-0.9, "embed"), (count + 1.2, "head")):
+        axes.add_patch(plt.Rectangle((left, 0.1), 1.8, 1.85, color=style.GREY, alpha=0.6, linewidth=0))
+        axes.text(left + 0.9, 1.02, text, ha="center", va="center", rotation=90 if count > 16 else 0)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in LAYER_COLOURS.values()]
+    handles.append(plt.Rectangle((0, 0), 1, 1, color=style.GREEN, alpha=0.75))
+    names = [f"{kind} ({list(kinds).count(kind)})" for kind in LAYER_COLOURS]
+    axes.legend(handles, [*names, mixer], loc="upper center", bbox_to_anchor=(0.5, 0.06), ncols=3, fontsize=9)
+    axes.set_xlim(-1.2, count + 3.3)
+    axes.set_ylim(-0.6, 2.1)
+    return figure
+
+
+def shares(parts: Mapping[str, Mapping[str, float]], title: str, unit: str = "share of the total") -> Any:
+    """One horizontal bar a row, divided by part: what a total is made of.
+
+    Args:
+        parts: for each row the size of each part; a row is scaled to its own total.
+        title: the picture's title.
+        unit: label of the axis.
+
+    Returns:
+        The matplotlib figure.
+    """
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(name for row in parts.values() for name in row))
+    names.sort(key=lambda name: -max(row.get(name, 0) / sum(row.values()) for row in parts.values()))
+    figure, axes = plt.subplots(figsize=(7.2, 0.55 * len(parts) + 1.5))
+    left = [0.0] * len(parts)
+    for index, name in enumerate(names):
+        widths = [row.get(name, 0) / sum(row.values()) for row in parts.values()]
+        colour = style.COLOURS[index % len(style.COLOURS)]
+        axes.barh(list(parts), widths, left=left, label=name, color=colour, alpha=1 if index < 8 else 0.5, height=0.62)
+        for row, (start, width) in enumerate(zip(left, widths, strict=True)):
+            if width > 0.06:
+                axes.text(start + width / 2, row, f"{width:.0%}", ha="center", va="center", color="white", fontsize=8)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel(unit)
+    axes.set_title(title)
+    axes.grid(False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32 - 0.1 / len(parts)), ncols=5, fontsize=8)
+    return figure
