@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from labkit import console, resources
+from labkit import console
 from labkit.console import JsonOption
 from labkit.parity.forms import Form
 
 if TYPE_CHECKING:
     from labkit.models import LoadedModel
-    from labkit.parity.goldens import GoldenSide
     from labkit.parity.sides import Side
 
 DEFECT, MISUSE = 1, 2
@@ -80,9 +79,10 @@ def _oracle(
     import mlx.core as mx
 
     import labkit
+    from labkit.parity.goldens import open_golden
     from labkit.parity.torch_side import TorchSide, require_torch
 
-    golden = None if against in ("mlx-lm", "torch") else _golden(against)
+    golden = None if against in ("mlx-lm", "torch") else open_golden(against)
     if against == "torch":
         require_torch()
     loaded = labkit.load(model, dtype=getattr(mx, dtype) if dtype else None)
@@ -97,17 +97,6 @@ def _oracle(
 
         with tempfile.TemporaryDirectory(prefix="labkit-torch-") as scratch:
             yield loaded, TorchSide.open(export(loaded.path, scratch, fingerprint=loaded.fingerprint), wanted)
-
-
-def _golden(name: str) -> GoldenSide:
-    from labkit.parity.goldens import GoldenError, GoldenSide
-
-    shelf = resources.data_folder() / "goldens"
-    for path in (Path(name), shelf / name, shelf / f"{name}.safetensors"):
-        if path.is_file():
-            return GoldenSide(path)
-    known = sorted(path.relative_to(shelf).with_suffix("").as_posix() for path in shelf.rglob("*.safetensors"))
-    raise GoldenError(f"--against takes mlx-lm, torch or a golden, not {name!r}; stored goldens: {', '.join(known)}")
 
 
 def _mlx_lm(loaded: LoadedModel, form: Form, dtype: str | None) -> Side:
@@ -129,7 +118,7 @@ def _candidate(loaded: LoadedModel, who: str, form: Form, dtype: str | None) -> 
 
 def _windows(loaded: LoadedModel, reference: Side, text: Path | None, positions: int, length: int) -> list:
     from labkit.parity.goldens import GoldenError, GoldenSide
-    from labkit.parity.windows import windows_across, windows_of
+    from labkit.parity.windows import heldout_texts, windows_across, windows_of
 
     if isinstance(reference, GoldenSide):
         if text is not None:
@@ -137,8 +126,7 @@ def _windows(loaded: LoadedModel, reference: Side, text: Path | None, positions:
         return reference.first(positions)
     if text is not None:
         return windows_of(loaded.tokenizer.encode(text.read_text(encoding="utf-8")), positions, length)
-    texts = [file.read_text(encoding="utf-8") for file in sorted((resources.data_folder() / "heldout").glob("*.txt"))]
-    return windows_across(texts, loaded.tokenizer.encode, positions, length)
+    return windows_across(heldout_texts(), loaded.tokenizer.encode, positions, length)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import numpy as np
 from labkit.parity.forms import Form
 from labkit.parity.predictions import BestLogits, FullLogits, Prediction
 from labkit.parity.sides import Side
+from labkit.resources import data_folder
 
 FORMAT = "labkit-golden-1"
 
@@ -108,6 +109,31 @@ class GoldenSide:
         yield self._best.cut(first, first + brief)
         if wanted > brief:
             yield self._full.cut(index * self.full_each, index * self.full_each + wanted - brief)
+
+
+def open_golden(name: str | Path) -> GoldenSide:
+    """A golden by its file, or by its name on labkit's own shelf, such as "tiny-hybrid/torch-whole".
+
+    Raises:
+        GoldenError: if there is none of that name; the message lists those that there are.
+    """
+    shelf = data_folder() / "goldens"
+    for path in (Path(name), shelf / f"{name}.safetensors"):
+        if path.is_file():
+            return GoldenSide(path)
+    raise GoldenError(f"there is no golden {str(name)!r}; give a file, or one of: {', '.join(stored_goldens())}")
+
+
+def golden_for(fingerprint: str, kind: str) -> GoldenSide | None:
+    """The shelf's golden of one kind ("torch-whole", "torch-incremental", "mlx-bf16") for weights of this fingerprint."""
+    candidates = (open_golden(name) for name in stored_goldens() if name.endswith(f"/{kind}"))
+    return next((golden for golden in candidates if golden.fingerprint == fingerprint), None)
+
+
+def stored_goldens() -> list[str]:
+    """Names of the goldens on labkit's own shelf."""
+    shelf = data_folder() / "goldens"
+    return sorted(path.relative_to(shelf).with_suffix("").as_posix() for path in shelf.rglob("*.safetensors"))
 
 
 def write_golden(

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from labkit.resources import data_folder
+
 
 def windows_of(tokens: Sequence[int] | np.ndarray, positions: int, length: int = 512) -> list[np.ndarray]:
     """Cut a text's tokens into windows that together ask for exactly `positions` predictions.
@@ -49,6 +51,11 @@ def windows_across(
                 break
         row += 1
     return chosen
+
+
+def heldout_texts() -> list[str]:
+    """labkit's held-out texts, in the order of their names."""
+    return [file.read_text(encoding="utf-8") for file in sorted((data_folder() / "heldout").glob("*.txt"))]
 
 
 def _check_sizes(positions: int, length: int) -> None:

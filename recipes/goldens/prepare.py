@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import labkit
-from labkit import resources
 from labkit.parity import probe, transformers_layout
-from labkit.parity.windows import windows_across
+from labkit.parity.windows import heldout_texts, windows_across
 
 POSITIONS, LENGTH = 4096, 512
 
@@ -34,8 +33,7 @@ def main() -> None:
         loaded = labkit.load(arguments.model)
         mark, source = loaded.fingerprint, loaded.path
         transformers_layout.export(source, arguments.folder, fingerprint=mark)
-        texts = [file.read_text() for file in sorted((resources.data_folder() / "heldout").glob("*.txt"))]
-        windows = windows_across(texts, loaded.tokenizer.encode, POSITIONS, LENGTH)
+        windows = windows_across(heldout_texts(), loaded.tokenizer.encode, POSITIONS, LENGTH)
     job = {
         "model": Path(arguments.model).name,
         "fingerprint": mark,

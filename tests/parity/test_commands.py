@@ -88,7 +88,7 @@ def test_a_defect_is_exit_code_1_with_its_reasons(speaking_probe, golden, candid
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--against", "no-such-oracle"], "--against takes mlx-lm, torch or a golden"),
+        (["--against", "no-such-oracle"], "give a file, or one of: probe/torch-incremental, probe/torch-whole"),
         (["--against", "probe/torch-whole"], "made from other weights"),
         (["--positions", "100000"], "100000 predictions need 100001 tokens"),
         (["--positions", "0"], "at least 1"),

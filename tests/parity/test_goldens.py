@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from labkit.parity.forms import Form
-from labkit.parity.goldens import GoldenError, GoldenSide, write_golden
+from labkit.parity.goldens import GoldenError, GoldenSide, golden_for, write_golden
 from labkit.parity.predictions import BestLogits, FullLogits
+from labkit.parity.probe import fingerprint
 
 
 class Canned:
@@ -85,6 +86,14 @@ def test_foreign_tokens_are_refused(stored, windows):
     for foreign in (windows[0][::-1], np.append(windows[0], 1)):
         with pytest.raises(GoldenError, match="holds no window that begins with"):
             list(golden.predict(foreign.astype(np.int32)))
+
+
+def test_a_golden_is_found_by_its_weights():
+    found = golden_for(fingerprint(), "torch-whole")
+    assert found is not None
+    assert found.form == Form()
+    assert golden_for("no such weights", "torch-whole") is None
+    assert golden_for(fingerprint(), "no-such-kind") is None
 
 
 def test_other_weights_are_refused(stored):
