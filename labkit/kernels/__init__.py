@@ -5,8 +5,8 @@ One folder a mechanism, each with `reference.py` (the oracle), `*.metal` (the te
 """
 
 from labkit.kernels.header import Header
-from labkit.kernels.launch import Kernel
+from labkit.kernels.launch import CudaOverride, Kernel
 from labkit.kernels.signature import Launch
 from labkit.kernels.targets import TARGETS, default_target, targets_for, use_target
 
-__all__ = ["TARGETS", "Header", "Kernel", "Launch", "default_target", "targets_for", "use_target"]
+__all__ = ["TARGETS", "CudaOverride", "Header", "Kernel", "Launch", "default_target", "targets_for", "use_target"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,21 @@ from labkit.kernels.signature import Launch, MetalText, Scalar, TemplateValue, m
 
 Implementation = Callable[[Launch], Sequence[mx.array]]
 """Computes a launch's outputs from its inputs and template arguments, ignoring grid and threadgroup."""
+
+
+@dataclass(frozen=True)
+class CudaOverride:
+    """A CUDA text that replaces the translated Metal text on that target; it sees the same names.
+
+    Attributes:
+        source: the body. Scalar inputs are values, attributes have Metal's names.
+        header: what goes before it, at global scope.
+        shared_memory: bytes of dynamic shared memory.
+    """
+
+    source: str
+    header: str = ""
+    shared_memory: int = 0
 
 
 class Kernel:
@@ -26,7 +42,7 @@ class Kernel:
         ensure_row_contiguous, atomic_outputs, compile_options: as for `mx.fast.metal_kernel`.
         reference: the same in plain MLX ops: fp32 on exactly upcast inputs, rounded once. The oracle.
         native: the same as a Python or numba function, for machines whose device is the CPU.
-        cuda_source: a hand-written CUDA body under the same contract, where the translated text is not good enough.
+        cuda: a hand-written CUDA text under the same contract, where the translated one is not good enough.
 
     Raises:
         ValueError: a name that cannot be a function's, or names that occur twice.
@@ -45,7 +61,7 @@ class Kernel:
         *,
         reference: Implementation | None = None,
         native: Implementation | None = None,
-        cuda_source: str | None = None,
+        cuda: CudaOverride | None = None,
     ):
         if not name.isidentifier():
             raise ValueError(f"a kernel's name is an identifier, not {name!r}")
@@ -59,7 +75,7 @@ class Kernel:
         self.compile_options = compile_options
         self.reference = reference
         self.native = native
-        self.cuda_source = cuda_source
+        self.cuda = cuda
         self.device_kernels: dict[Any, Any] = {}  # what the metal and cuda targets built, by what shapes the text
 
     @classmethod
