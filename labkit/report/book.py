@@ -1,0 +1,183 @@
+"""The Jupyter Book: built from notebooks that papermill executed, whole or not at all, without any external request."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import labkit
+from labkit import resources
+from labkit.report import runner, summary
+
+SOURCES = Path(labkit.__file__).resolve().parent.parent / "book"
+
+# Modules that are entry points, not an interface.
+_NOT_API = ("commands", "worker", "cli", "__main__")
+
+
+class BookError(RuntimeError):
+    """The book was not built; the message says why."""
+
+
+@dataclass(frozen=True)
+class Book:
+    """A finished site: its first page, all its pages, and those made of notebooks."""
+
+    index: Path
+    pages: tuple[Path, ...]
+    notebooks: tuple[Path, ...]
+
+
+def build(
+    output: Path,
+    *,
+    reports: Path | None = None,
+    jobs: int | None = None,
+    sources: Path | None = None,
+    progress: Callable[[runner.Progress], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Book:
+    """Build the site into `output`/html.
+
+    Args:
+        output: folder for the site and its staged sources.
+        reports: folder that `labkit report` wrote; without it the laboratory's notebooks are run first.
+        jobs: notebooks at a time, if they are run.
+        sources: the book's own pages and settings; those of the clone by default.
+        progress: called for every step of a notebook.
+        say: called with a line on what is happening.
+
+    Raises:
+        BookError: a notebook failed, a source or tool is missing, a warning came up, or a page is missing.
+    """
+    sources = sources or SOURCES
+    if not (sources / "_config.yml").is_file():
+        raise BookError(f"the book's sources are not in {sources}: build it from a clone, not from an installed wheel")
+    output = output.resolve()
+    if reports is None:
+        reports = output / "reports"
+        outcomes = runner.run(
+            sorted(resources.notebooks_folder().glob("*.ipynb")), reports, jobs=jobs, progress=progress
+        )
+        summary.write(summary.summarise(outcomes), reports)
+    notebooks = _executed(reports)
+    stage = output / "sources"
+    _stage(stage, sources, reports, notebooks)
+    say(f"building {len(notebooks)} notebooks and the API reference")
+    _sphinx(stage, output)
+    return _finished(output / "html", stage, notebooks)
+
+
+def api_pages() -> dict[str, str]:
+    """The API reference as Markdown pages by file name: an index, and a page for each public package."""
+    pages, entries = {}, []
+    for package in sorted(module.name for module in pkgutil.iter_modules(labkit.__path__) if _is_api(module.name)):
+        name = f"labkit.{package}"
+        modules = [name, *_modules_below(name)]
+        blocks = [f"# {name}", ""]
+        for module in modules:
+            title = [] if module == name else [f"## {module.removeprefix(name + '.')}", ""]
+            blocks += [*title, "```{eval-rst}", f".. automodule:: {module}", "   :members:", "```", ""]
+        pages[f"{name}.md"] = "\n".join(blocks)
+        entries.append(f"- {{doc}}`{name}`")
+    index = ["# API reference", "", "The public names of every package, from their docstrings.", "", *entries, ""]
+    pages["index.md"] = "\n".join(index)
+    return pages
+
+
+def _is_api(name: str) -> bool:
+    return not name.startswith("_") and name not in _NOT_API
+
+
+def _modules_below(package: str) -> list[str]:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        return []
+    found = []
+    for module in sorted(pkgutil.iter_modules(spec.submodule_search_locations), key=lambda module: module.name):
+        if _is_api(module.name):
+            name = f"{package}.{module.name}"
+            found += [name, *(_modules_below(name) if module.ispkg else [])]
+    return found
+
+
+def _executed(reports: Path) -> list[Path]:
+    """The executed notebooks of a report in which everything passed."""
+    table = reports / "summary.json"
+    if not table.is_file():
+        raise BookError(f"{reports} holds no report (summary.json is missing): run `labkit report --output {reports}`")
+    result = json.loads(table.read_text(encoding="utf-8"))
+    failed = [one["failure"] for one in result["notebooks"] if not one["passed"]]
+    if failed:
+        raise BookError(f"{len(failed)} of {len(result['notebooks'])} notebooks failed: {'; '.join(failed)}")
+    notebooks = [reports / one["notebook"] for one in result["notebooks"]]
+    missing = [path.name for path in notebooks if not path.is_file()]
+    if missing or not notebooks:
+        raise BookError(f"{reports} lacks executed notebooks: {', '.join(missing) or 'it lists none'}")
+    return notebooks
+
+
+def _stage(stage: Path, sources: Path, reports: Path, notebooks: Sequence[Path]) -> None:
+    """Put everything that the site is made of into one fresh folder."""
+    shutil.rmtree(stage, ignore_errors=True)
+    shutil.copytree(sources, stage, ignore=shutil.ignore_patterns("_build", "reports", "vendor", "__pycache__"))
+    (stage / "notebooks").mkdir()
+    for path in notebooks:
+        shutil.copy2(path, stage / "notebooks" / path.name)
+    shutil.copy2(reports / "summary.md", stage / "results.md")
+    (stage / "api").mkdir()
+    for name, text in api_pages().items():
+        (stage / "api" / name).write_text(text, encoding="utf-8")
+    vendor = stage / "_assets" / "vendor"
+    vendor.mkdir(parents=True)
+    shutil.copy2(_mathjax(), vendor / "tex-svg.js")
+
+
+def _mathjax() -> Path:
+    """MathJax 3 as one script with its fonts inside, from the Python package that carries it."""
+    spec = importlib.util.find_spec("sphinx-mathjax-offline")
+    if spec is None or not spec.submodule_search_locations:
+        raise BookError("the book's tools are missing: install them with `uv sync --group book`")
+    return Path(spec.submodule_search_locations[0]) / "static" / "mathjax" / "tex-svg.js"
+
+
+def _sphinx(stage: Path, output: Path) -> None:
+    if importlib.util.find_spec("jupyter_book") is None:
+        raise BookError("Jupyter Book is missing: install it with `uv sync --group book`")
+    shutil.rmtree(output / "_build", ignore_errors=True)
+    command = [
+        sys.executable,
+        "-m",
+        "jupyter_book",
+        "build",
+        "-W",
+        "--keep-going",
+        "--all",
+        "--path-output",
+        str(output),
+    ]
+    done = subprocess.run([*command, str(stage)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        lines = [line for line in done.stdout.splitlines() if re.search(r"WARNING|ERROR|Error|rror:", line)]
+        raise BookError("the book has warnings or errors:\n" + "\n".join(lines or done.stdout.splitlines()[-30:]))
+    shutil.rmtree(output / "html", ignore_errors=True)
+    (output / "_build" / "html").rename(output / "html")
+
+
+def _finished(html: Path, stage: Path, notebooks: Sequence[Path]) -> Book:
+    pages = {path.relative_to(stage).with_suffix(".html") for path in stage.rglob("*.md")}
+    own = [Path("notebooks") / path.with_suffix(".html").name for path in notebooks]
+    missing = sorted(str(page) for page in {*pages, *own} if not (html / page).is_file())
+    if missing:
+        raise BookError(f"the book lacks pages: {', '.join(missing)}")
+    return Book(
+        html / "index.html", tuple(sorted(html / page for page in {*pages, *own})), tuple(html / p for p in own)
+    )
