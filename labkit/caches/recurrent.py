@@ -175,7 +175,7 @@ class BatchedRecurrent(Recurrent):
     """Recurrent states of several rows, some of them fresh: a fresh row's state is zero, never a neighbour's."""
 
     batched = True
-    supports = OPERATIONS - _NO_COLUMNS - {"merge"}
+    supports = OPERATIONS - _NO_COLUMNS
 
     def filter(self, rows: Any) -> None:
         rows = row_numbers(rows)

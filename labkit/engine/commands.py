@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from dataclasses import asdict
@@ -13,7 +14,8 @@ from labkit import console
 from labkit.console import JsonOption
 
 if TYPE_CHECKING:
-    from labkit.engine.events import Event
+    from labkit.engine import Engine, Event, Request
+    from labkit.models import LoadedModel
 
 INTERRUPTED = 130  # the shell's code for an end by Ctrl-C
 
@@ -72,15 +74,15 @@ def generate(
         raise typer.Exit(INTERRUPTED)
 
 
-def _without_template(loaded: labkit.LoadedModel) -> bool:  # noqa: F821
+def _without_template(loaded: LoadedModel) -> bool:
     if loaded.tokenizer.has_chat_template:
         return False
     console.stderr.print(f"{loaded.name} has no chat template: the prompt is continued as it is", style="yellow")
     return True
 
 
-def _run(engine: labkit.Engine, request: labkit.Request, *, quiet: bool) -> list[Event]:  # noqa: F821
-    """Run one request, its text going to standard output as it comes. The first Ctrl-C cancels it, a second one kills."""
+def _run(engine: Engine, request: Request, *, quiet: bool) -> list[Event]:
+    """Run one request, its text going to standard output as it comes. Ctrl-C cancels it; a second one kills."""
     from labkit.engine import RequestFailed
 
     def interrupt(*_: object) -> None:
@@ -99,10 +101,9 @@ def _run(engine: labkit.Engine, request: labkit.Request, *, quiet: bool) -> list
                 sys.stdout.write(event.text)
                 sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has gone (`| head`): there is nobody left to write to, and that is no error.
-        engine.cancel(request.id)
-        events += engine.run()
-        sys.stdout = None
+        # The reader has gone (`| head`): nobody is left to write to, and that is no error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit() from None
     finally:
         signal.signal(signal.SIGINT, previous)
     return events
@@ -125,7 +126,7 @@ def _report(model: str, events: list[Event], *, as_json: bool) -> None:
         }
         console.show(record, as_json=True, render="")
         return
-    if sys.stdout is not None and not text.endswith("\n"):
+    if not text.endswith("\n"):
         sys.stdout.write("\n")
         sys.stdout.flush()
     rate = last.usage.tokens_per_second

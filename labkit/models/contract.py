@@ -34,6 +34,8 @@ class Model(Protocol):
         dtype: the activations' dtype.
         splits_head: whether only the asked-for positions go through the head (else all do, and are sliced after).
         accepts_embeddings: whether `embeddings` may stand in for tokens.
+        batches: whether rows of several lengths can run together.
+        limits: cache operation -> kinds of cache in this model that cannot do it.
     """
 
     config: dict[str, Any]
@@ -44,6 +46,8 @@ class Model(Protocol):
     dtype: mx.Dtype
     splits_head: bool
     accepts_embeddings: bool
+    batches: bool
+    limits: dict[str, tuple[str, ...]]
 
     def make_caches(self, batch: int = 1) -> list[Cache]:
         """Empty caches, one a layer that has one: of the serial classes for one row, of the batched ones for more."""
