@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from labkit.caches import Cache, Contiguous, Foreign, Recurrent, Rotating, lacking
+from labkit.caches import Cache, Contiguous, Foreign, Recurrent, Rotating, Unsupported, lacking
 from labkit.models.contract import LayerKind, LogitsFor, Output, select_columns
 from labkit.models.rows import Rows
 
@@ -39,6 +39,7 @@ class Adapter:
         if self._trunk is not None:
             _install_tap(self._trunk)
         self._probe()
+        self.batches = self._probe_batch()
         self.limits = self._limits()
 
     # -- caches --------------------------------------------------------------------------------------------------------
@@ -47,8 +48,10 @@ class Adapter:
         """Empty caches: serial classes for one row, batched classes for more.
 
         Raises:
-            Unsupported: several rows of a kind that cannot be batched.
+            Unsupported: several rows of a kind, or of an architecture, that cannot be batched.
         """
+        if batch > 1 and not self.batches:
+            raise Unsupported(type(self.module).__module__, "run rows of several lengths", "see Adapter.limits")
         rows = [[make(layout) for make, layout in zip(self._makers, self.layouts, strict=True)] for _ in range(batch)]
         if batch == 1:
             return rows[0]
@@ -57,7 +60,8 @@ class Adapter:
     def _limits(self) -> dict[str, tuple[str, ...]]:
         """Operation -> kinds of cache in this model that cannot do it, in neither their serial nor batched class."""
         serial = self.make_caches()
-        return lacking(serial, self.make_caches(2) if all("merge" in cache.supports for cache in serial) else serial)
+        limits = lacking(serial, self.make_caches(2) if self.batches else serial)
+        return limits if self.batches else limits | {"batch": (type(self.module).__module__,)}
 
     def _probe(self) -> None:
         """Learn shapes from a forward that is never evaluated; kinds that the module does not fill stay mlx-lm's."""
@@ -81,6 +85,19 @@ class Adapter:
             if cache.empty() and not isinstance(cache, Foreign):
                 self._makers[index] = self._blueprint[index][1]
         self.layer_kinds = [_KINDS.get(cache.kind, "other") for cache in self.make_caches()]
+
+    def _probe_batch(self) -> bool:
+        """Whether the module takes rows with padding of their own. Some apply the mask [B, 1, L, T] to scores with an
+        axis more, where it fits by accident if B equals the number of heads: 11 rows equal no such number."""
+        rows = 11
+        self.batches = True
+        try:
+            caches = self.make_caches(rows)
+            self._prepare(caches, Rows.batch([0] * rows, lengths=[1] * rows), 2)
+            scores, _ = self._run(mx.zeros((rows, 2), mx.int32), caches, "last", None, None)
+        except (ValueError, TypeError, IndexError, NotImplementedError):
+            return False
+        return scores.shape[0] == rows
 
     # -- forward -------------------------------------------------------------------------------------------------------
 

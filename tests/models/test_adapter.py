@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from labkit.caches import Unsupported
 from labkit.models import Rows
 from labkit.models.contract import Model
 from tests.tiny_models import CONFIGS, adapter
 
 NAMES = [name for name in CONFIGS if name != "mamba"]
+BATCHING = [name for name in NAMES if name != "capped"]
 
 
 def prompt(length: int, seed: int = 0, batch: int = 1) -> mx.array:
@@ -35,17 +37,17 @@ def test_a_lone_row_is_bit_identical_to_mlx_lm(name):
 def test_only_the_asked_for_positions_go_through_the_head(name):
     model = adapter(name)
     assert model.splits_head
-    tokens = prompt(7, 3, batch=2)
-    rows = Rows.batch([0, 0])
-    everything = model(tokens, model.make_caches(2), rows, logits="all", hidden=True)
+    # Two equally long rows are also what a serial cache takes.
+    tokens, rows = prompt(7, 3, batch=2), Rows.batch([0, 0])
+    everything = model(tokens, model.make_caches(), rows, logits="all", hidden=True)
     assert everything.logits.shape == (2, 7, model.vocab_size)
     assert everything.hidden.shape[:2] == (2, 7)
-    last = model(tokens, model.make_caches(2), rows)
+    last = model(tokens, model.make_caches(), rows)
     np.testing.assert_allclose(last.logits[:, 0], everything.logits[:, -1], atol=1e-4)
-    chosen = model(tokens, model.make_caches(2), rows, logits=mx.array([[0, 3], [6, 2]])).logits
+    chosen = model(tokens, model.make_caches(), rows, logits=mx.array([[0, 3], [6, 2]])).logits
     np.testing.assert_allclose(chosen[1, 1], everything.logits[1, 2], atol=1e-4)
     np.testing.assert_allclose(chosen[0, 0], everything.logits[0, 0], atol=1e-4)
-    assert model(tokens, model.make_caches(2), rows, logits=None) == (None, None)
+    assert model(tokens, model.make_caches(), rows, logits=None) == (None, None)
 
 
 def test_a_model_whose_hidden_states_are_out_of_reach_says_so():
@@ -57,7 +59,7 @@ def test_a_model_whose_hidden_states_are_out_of_reach_says_so():
         model(tokens, model.make_caches(), Rows.single(), hidden=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BATCHING)
 @pytest.mark.parametrize("chunk", [3, 8])
 def test_rows_of_unequal_length_padded_on_the_right_equal_their_solo_runs(name, chunk):
     # mlx-lm PR 1736: pads used to reach recurrent states.
@@ -94,7 +96,7 @@ def test_rows_of_unequal_length_padded_on_the_right_equal_their_solo_runs(name, 
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BATCHING)
 def test_left_padding_and_merged_rows_equal_solo_runs(name):
     model = adapter(name)
     rows = [prompt(n, n)[0].tolist() for n in (4, 9)]
@@ -187,3 +189,13 @@ def test_the_module_stays_usable_by_mlx_lm_itself():
     model(tokens, model.make_caches(), Rows.single())
     assert mx.array_equal(model.module(tokens), alone)
     assert len(tree_flatten(model.module.parameters())) > 10
+
+
+def test_an_architecture_that_cannot_batch_says_so_when_it_loads():
+    # gemma2's attention broadcasts the mask's batch axis over its heads.
+    model = adapter("capped")
+    assert not model.batches
+    assert "gemma2" in model.limits["batch"][0]
+    with pytest.raises(Unsupported, match="gemma2"):
+        model.make_caches(2)
+    assert all(adapter(name).batches for name in BATCHING)
