@@ -9,6 +9,9 @@ import mlx.core as mx
 from labkit.kernels.headers import SHARED
 from labkit.kernels.launch import Kernel
 from labkit.kernels.sampling import reference
+from labkit.kernels.sampling.draw import sample
+
+__all__ = ["ARGMAX", "argmax", "argmax_call", "sample"]
 
 ARGMAX = Kernel.from_file(
     Path(__file__).parent / "argmax.metal",

@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from labkit.kernels.registry import Bench, Case, Entry
 from labkit.kernels.sampling import ARGMAX, argmax_call
+from labkit.kernels.sampling.draw_gates import DRAW_ENTRIES
 from labkit.kernels.signature import Launch
 
 
@@ -37,4 +38,5 @@ ENTRIES = [
             ),
         ),
     ),
+    *DRAW_ENTRIES,
 ]
