@@ -142,6 +142,17 @@ def test_bad_logits_give_finite_weights_and_distinct_experts(target, scoring, re
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_minus_zero_is_zero(target):
+    rows = np.zeros((2, 6), np.float32)
+    rows[:, ::2] = -0.0
+    rows[1] -= 1
+    indices, _ = routing.choose_experts(mx.array(rows), 4, bias=mx.ones((6,)), target=target)
+    assert np.array(indices).tolist() == [[0, 1, 2, 3]] * 2
+    indices, _ = routing.choose_experts(mx.array(rows[:1]), 4, target=target)
+    assert np.array(indices).tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_columns_past_the_experts_are_ignored(target):
     logits = mx.random.normal((3, 17))
     logits[:, 16] = 100.0

@@ -62,8 +62,9 @@ def ordered_bits(x: mx.array) -> mx.array:
 
 
 def clean(x: mx.array) -> mx.array:
-    """fp32 values with NaN as -inf and +inf as the largest number."""
-    return mx.where(mx.isnan(x), -mx.inf, mx.minimum(x, LARGEST))
+    """fp32 values with NaN as -inf, +inf as the largest number, and one zero, since bits would order two."""
+    x = mx.where(mx.isnan(x), -mx.inf, mx.minimum(x, LARGEST))
+    return mx.where(x == 0, 0.0, x)
 
 
 def _choose(launch: Launch, template: dict) -> tuple[mx.array, mx.array]:

@@ -9,8 +9,10 @@ METAL_FUNC uint ordered_bits(float x) {
 METAL_FUNC float ordered_float(uint key) {
   return as_type<float>((key & 0x80000000u) ? (key & 0x7fffffffu) : ~key);
 }
-// NaN counts as -inf and +inf as the largest float, so that one bad logit cannot make a whole row NaN.
+// NaN counts as -inf and +inf as the largest float, so that one bad logit cannot make a whole row NaN. One zero: bits would
+// order two.
 METAL_FUNC float clean(float x) {
+  if (x == 0.0f) return 0.0f;
   return isnan(x) ? -INFINITY : min(x, 3.402823466e38f);
 }
 
