@@ -125,7 +125,7 @@ def open_golden(name: str | Path) -> GoldenSide:
 
 
 def golden_for(fingerprint: str, kind: str) -> GoldenSide | None:
-    """The shelf's golden of one kind ("torch-whole", "torch-incremental", "mlx-bf16") for weights of this fingerprint."""
+    """The golden of one kind ("torch-whole", "torch-incremental", "mlx-bf16") for weights of this fingerprint."""
     candidates = (open_golden(name) for name in stored_goldens() if name.endswith(f"/{kind}"))
     return next((golden for golden in candidates if golden.fingerprint == fingerprint), None)
 

@@ -36,6 +36,11 @@ class FullLogits:
     def best(self) -> np.ndarray:
         return self.logits.argmax(-1)
 
+    def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k best tokens and their probabilities, [n, k] each."""
+        ids = np.argsort(-self.logits, axis=-1, kind="stable")[:, :k]
+        return ids, np.exp(np.take_along_axis(self.logits, ids, axis=1) - self.log_normaliser()[:, None])
+
 
 @dataclass(frozen=True)
 class BestLogits:
@@ -72,6 +77,10 @@ class BestLogits:
 
     def best(self) -> np.ndarray:
         return self.ids[:, 0]
+
+    def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k best tokens and their probabilities, [n, k] each."""
+        return self.ids[:, :k], np.exp(self.values[:, :k] - self.normaliser[:, None])
 
     @classmethod
     def of(cls, full: FullLogits, labels: np.ndarray, k: int) -> BestLogits:

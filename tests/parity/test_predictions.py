@@ -85,6 +85,15 @@ def test_equal_logits_name_the_lowest_id_on_every_side():
     assert logits.best()[0] == BestLogits.of(logits, np.array([0]), 2).best()[0] == 1
 
 
+def test_top_gives_probabilities_on_every_side():
+    reference, _, labels = _pair(9)
+    stored = BestLogits.of(reference, labels, 5)
+    for ids, probabilities in (reference.top(3), stored.top(3)):
+        np.testing.assert_array_equal(ids, np.argsort(-reference.logits, axis=-1)[:, :3])
+        expected = np.take_along_axis(np.exp(_log_softmax(reference.logits)), ids, axis=1)
+        np.testing.assert_allclose(probabilities, expected, rtol=1e-6)
+
+
 def test_a_nan_never_agrees_silently():
     reference, candidate, labels = _pair(2)
     candidate.logits[0, 5] = np.nan

@@ -1,0 +1,124 @@
+"""Pictures of a comparison, for notebooks. Colours come from the plot style in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.parity.report import ParityReport
+
+FLOOR = 1e-9  # a difference of zero still wants a place on a logarithmic axis
+
+
+def prefixes(rows: Mapping[str, Sequence[str]], wrong: Mapping[str, Sequence[bool]], title: str) -> Any:
+    """Rows of tokens as boxes; those that differ from the first row's are marked.
+
+    Args:
+        rows: for each name its tokens, all equally many.
+        wrong: for each name which of them to mark.
+        title: the picture's title.
+    """
+    import matplotlib.pyplot as plt
+
+    count = len(next(iter(rows.values())))
+    figure, axes = plt.subplots(figsize=(7.2, 0.5 * len(rows) + 0.6))
+    axes.set_axis_off()
+    axes.set_title(title)
+    for line, (name, tokens) in enumerate(rows.items()):
+        axes.text(-0.2, -line, name, ha="right", va="center", fontsize=9)
+        for column, (token, marked) in enumerate(zip(tokens, wrong[name], strict=True)):
+            colour = "C5" if marked else "C0"
+            axes.add_patch(
+                plt.Rectangle((column + 0.04, -line - 0.36), 0.92, 0.72, color=colour, alpha=0.3, linewidth=0)
+            )
+            label = token.replace("\n", "⏎").strip() or "·"
+            axes.text(column + 0.5, -line, label[:7], ha="center", va="center", fontsize=6.5)
+    axes.set_xlim(-0.22 * count, count)
+    axes.set_ylim(-len(rows) + 0.4, 0.6)
+    return figure
+
+
+def along(reports: Mapping[str, ParityReport], title: str) -> Any:
+    """Largest logit difference at every position, one line a report, with the bound that the tolerance sets."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    for name, report in reports.items():
+        differences = np.maximum(report.comparison.max_difference, FLOOR)
+        axes.semilogy(np.arange(len(differences)), differences, ".", markersize=3, label=name)
+    bounds = {report.tolerance.max_logit_difference for report in reports.values()} - {None}
+    for bound in bounds:
+        axes.axhline(bound, color="C5", linestyle="--", label=f"bound {bound:.0e}")
+    axes.set_xlabel("position")
+    axes.set_ylabel("largest logit difference (nat)")
+    axes.set_title(title)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+    return figure
+
+
+def bars(values: Mapping[str, float], bound: float, baseline: float, title: str) -> Any:
+    """One logarithmic bar a mistake: how far it moves the logits, against the bound and the correct model."""
+    import matplotlib.pyplot as plt
+
+    names = sorted(values, key=values.get)
+    figure, axes = plt.subplots(figsize=(7.2, 0.24 * len(names) + 1.2))
+    heights = [max(values[name], FLOOR) for name in names]
+    axes.barh(names, heights, left=FLOOR, color=["C5" if height > bound else "C7" for height in heights], height=0.7)
+    axes.axvline(bound, color="C5", linestyle="--")
+    axes.axvline(max(baseline, FLOOR), color="C0")
+    axes.set_xscale("log")
+    axes.set_xlim(baseline / 30, 100)
+    axes.set_xlabel("largest logit difference (nat); blue: no mistake, dashed: the bound")
+    axes.set_title(title)
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def ties(report: ParityReport, title: str) -> Any:
+    """Every position by how decided the reference is and how much the candidate moved it; the flips stand out."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    flips = report.disagreements
+    for verdict, marker, colour in (("near tie", "o", "C2"), ("defect", "X", "C5")):
+        chosen = [item for item in flips if item.verdict == verdict]
+        axes.plot(
+            [max(item.margin_reference, 1e-4) for item in chosen],
+            [max(item.margin_candidate, 1e-4) for item in chosen],
+            marker,
+            color=colour,
+            markersize=5,
+            linestyle="none",
+            label=f"{verdict} ({len(chosen)})",
+        )
+    edge = max((item.tie_width for item in flips), default=0.125)
+    axes.add_patch(plt.Rectangle((1e-4, 1e-4), edge, edge, color="C2", alpha=0.12, linewidth=0))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("margin of the reference between the two tokens (nat)")
+    axes.set_ylabel("margin of the candidate (nat)")
+    axes.set_title(title)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def widths(sizes: Sequence[int], half_widths: Sequence[float], marks: Mapping[str, float], title: str) -> Any:
+    """Half width of the interval on the perplexity change against the number of positions, with levels to compare."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    percent = 100 * np.asarray(half_widths)
+    axes.loglog(sizes, percent, "o-", label="half width of the 95 % interval")
+    guide = percent[-1] * np.sqrt(sizes[-1] / np.asarray(sizes, dtype=float))
+    axes.loglog(sizes, guide, ":", color="C7", label="one over the square root of N")
+    for index, (name, level) in enumerate(marks.items()):
+        axes.axhline(100 * level, color=f"C{4 + index}", linestyle="--", label=name)
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("positions N")
+    axes.set_ylabel("perplexity change (%)")
+    axes.set_title(title)
+    axes.legend()
+    return figure
