@@ -54,6 +54,14 @@ def device_target() -> str | None:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
+def target_in_use(target: str | None = None) -> str | None:
+    """The target that a call is told to use, by its argument or by `use_target`, else the GPU's; None on a CPU left alone.
+
+    For operations that choose among kernels before any of them is called.
+    """
+    return target or _chosen.get() or device_target()
+
+
 def default_target(kernel: Kernel) -> str:
     """Where a kernel runs when nobody says: the GPU; on a CPU its native function, its reference, or the simulator."""
     if device := device_target():

@@ -1,0 +1,303 @@
+// A few rows of activations times rows of packed weights. Decoding waits for weights, so each is read once and its integers
+// meet the activations as they are; a group's scale and bias come in after its sum:
+//   sum_k x (scale q + bias) = scale sum_k x q + bias sum_k x.
+// Two forms of one contract: by lanes (plain arithmetic, any float type) and by the tensor core (16-bit floats, CUDA).
+//
+// A threadgroup of SIMDS simdgroups computes 16 rows of each of PARTS weight matrices (gate and up, or the next 16 rows of the
+// same), for M rows of x. With SLOTS > 1 it sums over experts: slot i multiplies x + i * slot_stride by expert[i]'s weights and
+// weighs the product by factor[i].
+
+//@provides WeightRows
+// K x N weights of one matrix (or of every expert's) and the first of the 16 rows wanted. Rows beyond the last repeat it.
+template <class S> struct WeightRows {
+  const device uint* w;
+  const device S* scales;
+  const device S* biases;
+  uint first;
+};
+
+//@provides FewRowsByLanes
+template <class T, class S, int M, int BITS, int GROUP, int K, int N, int SLOTS, int PARTS, int SIMDS> struct FewRowsByLanes {
+  static constexpr uint ROW = uint(K) * BITS / 8;  // bytes
+  static constexpr uint GROUPS = K / GROUP;
+  static constexpr int PER_WORD = 32 / BITS;
+  static constexpr int ROWS = 16 / SIMDS;  // of a simdgroup, in each part
+  static constexpr int MEMORY = PARTS * 16 * M;
+
+  // All threads call. `memory` holds MEMORY floats; `at` reads the results after the next barrier.
+  static METAL_FUNC void run(thread const WeightRows<S>* parts, const device T* x, uint slot_stride, threadgroup const int* expert,
+                             threadgroup const float* factor, threadgroup float* memory, uint lane, uint simdgroup) {
+    float total[PARTS][ROWS][M];
+    for (int p = 0; p < PARTS; p++)
+      for (int r = 0; r < ROWS; r++)
+        for (int m = 0; m < M; m++) total[p][r][m] = 0.0f;
+    // The lanes walk through the rows of all slots as if they were one.
+    for (uint start = 0; start < SLOTS * ROW; start += 512) {
+      uint position = start + 16 * lane;
+      bool inside = position < SLOTS * ROW;
+      uint slot = inside ? position / ROW : 0, byte = inside ? position % ROW : 0;
+      size_t base = size_t(expert[slot]) * N;
+      uint4 words[PARTS][ROWS];
+      float scale[PARTS][ROWS], bias[PARTS][ROWS];
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+          size_t row = base + min(parts[p].first + simdgroup * ROWS + r, uint(N - 1));
+          words[p][r] = load16_stream((const device uint4*)parts[p].w + (row * ROW + byte) / 16);
+          size_t group = row * GROUPS + byte * 8 / (BITS * GROUP);
+          scale[p][r] = static_cast<float>(parts[p].scales[group]);
+          bias[p][r] = static_cast<float>(parts[p].biases[group]);
+        }
+      }
+      float weigh = inside ? factor[slot] : 0.0f;
+      float dots[PARTS][ROWS][M], sums[M];
+      for (int m = 0; m < M; m++) {
+        sums[m] = 0.0f;
+        for (int p = 0; p < PARTS; p++)
+          for (int r = 0; r < ROWS; r++) dots[p][r][m] = 0.0f;
+      }
+      const device T* mine = x + slot * slot_stride + byte * 8 / BITS;
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        float values[M][PER_WORD];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+          for (int i = 0; i < PER_WORD; i += 4) {
+            vec<T, 4> four = *(const device vec<T, 4>*)(mine + size_t(m) * K + j * PER_WORD + i);
+            values[m][i] = static_cast<float>(four.x), values[m][i + 1] = static_cast<float>(four.y);
+            values[m][i + 2] = static_cast<float>(four.z), values[m][i + 3] = static_cast<float>(four.w);
+            sums[m] += (values[m][i] + values[m][i + 1]) + (values[m][i + 2] + values[m][i + 3]);
+          }
+        }
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+          for (int r = 0; r < ROWS; r++) {
+            float q[PER_WORD];
+            uint4 w = words[p][r];
+            unpack_word<BITS>(j == 0 ? w.x : j == 1 ? w.y : j == 2 ? w.z : w.w, q);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+#pragma unroll
+              for (int i = 0; i < PER_WORD; i++) dots[p][r][m] += values[m][i] * q[i];
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+          for (int m = 0; m < M; m++) total[p][r][m] += weigh * (scale[p][r] * dots[p][r][m] + bias[p][r] * sums[m]);
+        }
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+          float sum = simd_sum(total[p][r][m]);
+          if (lane == 0) memory[(p * 16 + simdgroup * ROWS + r) * M + m] = sum;
+        }
+      }
+    }
+  }
+
+  static METAL_FUNC float at(threadgroup const float* memory, uint part, uint row, uint m) {
+    return memory[(part * 16 + row) * M + m];
+  }
+};
+
+//@provides FewRowsByTensor
+// The weights are the 16-row operand of the tensor core, as nibbles with an offset. Four lanes share a row and 64 bytes of it at
+// a time, more than a group may hold: so each column of the other operand holds one row of x within one group, zeros elsewhere,
+// and 8 columns serve M rows times the groups of a step.
+template <class T, int M, int BITS, int GROUP, int K, int N, int SLOTS, int PARTS, int SIMDS, int UNROLL> struct FewRowsByTensor {
+  static constexpr uint ROW = uint(K) * BITS / 8;                                       // bytes
+  static constexpr uint GROUP_BYTES = GROUP * BITS / 8;
+  static constexpr uint GROUPS = K / GROUP;
+  static constexpr uint SEGMENT = GROUP_BYTES < 64 ? GROUP_BYTES : 64;                  // bytes of one group in one step
+  static constexpr uint PER_STEP = 64 / SEGMENT;                                        // segments of a step: 1, 2 or 4
+  static constexpr uint SEGMENTS = ROW / SEGMENT;                                       // of a row
+  static constexpr uint VALUES = SEGMENT * 8 / BITS;                                    // of x in a segment
+  static constexpr uint ROW_STEPS = (ROW + 63) / 64;
+  static constexpr uint STEPS = SLOTS * ROW_STEPS;
+  static constexpr uint SLICE = (STEPS + SIMDS - 1) / SIMDS;                            // steps of a simdgroup
+  static constexpr int TILES = (M * PER_STEP + 7) / 8;                                  // tensor tiles of 8 columns
+  static constexpr uint SUMS = SLOTS * M * SEGMENTS;
+  static constexpr int MEMORY = SUMS + SIMDS * PARTS * 16 * M;
+
+  struct Chunk {  // what UNROLL steps read
+    uint4 words[UNROLL][PARTS][2];
+    T scales[UNROLL][PARTS][2][2], biases[UNROLL][PARTS][2][2];
+  };
+
+  static METAL_FUNC void load(thread Chunk& chunk, thread const WeightRows<T>* parts, threadgroup const int* expert, uint first,
+                              uint end, uint lane) {
+    uint r = lane / 4, c = lane % 4;
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+      uint step = first + u, slot = step / ROW_STEPS, in_row = step % ROW_STEPS, byte = in_row * 64 + 16 * c;
+      bool inside = step < end && byte < ROW;
+      size_t base = step < end ? size_t(expert[slot]) * N : 0;
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          size_t row = base + min(parts[p].first + r + 8 * h, uint(N - 1));
+          chunk.words[u][p][h] = four_words(0, 0, 0, 0);
+          if (inside) chunk.words[u][p][h] = load16_stream((const device uint4*)parts[p].w + (row * ROW + byte) / 16);
+#pragma unroll
+          for (uint i = 0; i < (PER_STEP == 1 ? 1 : 2); i++) {
+            // The groups of this lane's two columns of results.
+            uint segment = in_row * PER_STEP + (2 * c + i) % PER_STEP;
+            bool exists = step < end && segment < SEGMENTS;
+            size_t group = row * GROUPS + segment * SEGMENT / GROUP_BYTES;
+            chunk.scales[u][p][h][i] = exists ? parts[p].scales[group] : static_cast<T>(0.0f);
+            chunk.biases[u][p][h][i] = exists ? parts[p].biases[group] : static_cast<T>(0.0f);
+          }
+        }
+      }
+    }
+  }
+
+  // Sums of x over each segment, for the offsets and the biases: eight values a thread at a time.
+  static METAL_FUNC void sum_segments(const device T* x, uint slot_stride, threadgroup float* sums, uint thread_) {
+    constexpr uint LANES = VALUES / 8, ALL = SUMS * LANES;
+    for (uint start = 0; start < ALL; start += 32 * SIMDS) {
+      uint item = start + thread_, segment = item / LANES;
+      float sum = 0.0f;
+      if (item < ALL) {
+        uint slot = segment / (M * SEGMENTS), m = segment / SEGMENTS % M;
+        uint4 pairs = *(const device uint4*)(x + slot * slot_stride + size_t(m) * K + segment % SEGMENTS * VALUES + item % LANES * 8);
+        sum = (float_low<T>(pairs.x) + float_high<T>(pairs.x)) + (float_low<T>(pairs.y) + float_high<T>(pairs.y)) +
+              (float_low<T>(pairs.z) + float_high<T>(pairs.z)) + (float_low<T>(pairs.w) + float_high<T>(pairs.w));
+      }
+      for (uint distance = 1; distance < LANES; distance *= 2) sum += simd_shuffle_xor(sum, static_cast<ushort>(distance));
+      if (item < ALL && item % LANES == 0) sums[segment] = sum;
+    }
+  }
+
+  // All threads call. `memory` holds MEMORY floats; `at` reads the results after the next barrier.
+  static METAL_FUNC void run(thread const WeightRows<T>* parts, const device T* x, uint slot_stride, threadgroup const int* expert,
+                             threadgroup const float* factor, threadgroup float* memory, uint lane, uint simdgroup) {
+    uint r = lane / 4, c = lane % 4;
+    uint end = min((simdgroup + 1) * SLICE, STEPS);
+    Chunk chunk;
+    load(chunk, parts, expert, simdgroup * SLICE, end, lane);
+    sum_segments(x, slot_stride, memory, simdgroup * 32 + lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    float total[PARTS][TILES][4];
+    for (int p = 0; p < PARTS; p++)
+      for (int t = 0; t < TILES; t++)
+        for (int i = 0; i < 4; i++) total[p][t][i] = 0.0f;
+#pragma unroll 1
+    for (uint first = simdgroup * SLICE; first < (simdgroup + 1) * SLICE; first += UNROLL) {
+      Chunk next;
+      bool more = SLICE > UNROLL && first + UNROLL < (simdgroup + 1) * SLICE;
+      if (more) load(next, parts, expert, first + UNROLL, end, lane);
+#pragma unroll
+      for (int u = 0; u < UNROLL; u++) {
+        uint step = first + u;
+        bool inside = step < end;
+        uint slot = inside ? step / ROW_STEPS : 0, in_row = inside ? step % ROW_STEPS : 0;
+        add_step(total, chunk, u, x + slot * slot_stride, memory + slot * M * SEGMENTS, inside ? factor[slot] : 0.0f, inside, in_row,
+                 r, c, lane);
+      }
+      if (more) chunk = next;
+    }
+    threadgroup float* mine = memory + SUMS + simdgroup * (PARTS * 16 * M);
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+      for (int t = 0; t < TILES; t++) {
+#pragma unroll
+        for (uint h = 0; h < 2; h++) {
+          float one = total[p][t][2 * h], two = total[p][t][2 * h + 1];
+          threadgroup float* row = mine + (p * 16 + r + 8 * h) * M;
+          if (PER_STEP == 1) {
+            if (8 * t + 2 * c < M) row[8 * t + 2 * c] = one;
+            if (8 * t + 2 * c + 1 < M) row[8 * t + 2 * c + 1] = two;
+          } else {
+            float sum = one + two;
+            if (PER_STEP == 4) sum += simd_shuffle_xor(sum, static_cast<ushort>(1));
+            uint m = (8 * t + 2 * c) / PER_STEP;
+            if (m < M && (2 * c) % PER_STEP == 0) row[m] = sum;
+          }
+        }
+      }
+    }
+  }
+
+  static METAL_FUNC void add_step(thread float (*total)[TILES][4], thread const Chunk& chunk, int u, const device T* x,
+                                  threadgroup const float* sums, float weigh, bool inside, uint in_row, uint r, uint c, uint lane) {
+    float acc[PARTS][TILES][4];
+    for (int p = 0; p < PARTS; p++)
+      for (int t = 0; t < TILES; t++)
+        for (int i = 0; i < 4; i++) acc[p][t][i] = 0.0f;
+    uint byte = in_row * 64 + 16 * c;
+    bool holds = inside && byte < ROW;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      uint4 columns[TILES];
+#pragma unroll
+      for (int t = 0; t < TILES; t++) {
+        uint column = 8 * t + r, m = column / PER_STEP;
+        columns[t] = four_words(0, 0, 0, 0);
+        if (holds && m < M && 16 * c / SEGMENT == column % PER_STEP) {
+          const device T* from = x + size_t(m) * K + (byte + 4 * j) * 8 / BITS;
+          if (BITS == 4) {
+            uint4 pairs = *(const device uint4*)from;
+            columns[t] = four_words(low_halves(pairs.x, pairs.z), high_halves(pairs.x, pairs.z), low_halves(pairs.y, pairs.w),
+                                    high_halves(pairs.y, pairs.w));
+          } else {
+            uint2 pairs = *(const device uint2*)from;
+            uint even = low_halves(pairs.x, pairs.y), odd = high_halves(pairs.x, pairs.y);
+            columns[t] = four_words(even, even, odd, odd);
+          }
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) {
+        uint4 low = chunk.words[u][p][0], high = chunk.words[u][p][1];
+        uint4 top = OffsetPairs<T, BITS>::of(j == 0 ? low.x : j == 1 ? low.y : j == 2 ? low.z : low.w);
+        uint4 bottom = OffsetPairs<T, BITS>::of(j == 0 ? high.x : j == 1 ? high.y : j == 2 ? high.z : high.w);
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+          mma_16x8x16<T>(acc[p][t], four_words(top.x, bottom.x, top.y, bottom.y), two_words(columns[t].x, columns[t].y), lane);
+          mma_16x8x16<T>(acc[p][t], four_words(top.z, bottom.z, top.w, bottom.w), two_words(columns[t].z, columns[t].w), lane);
+        }
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+#pragma unroll
+      for (uint i = 0; i < 2; i++) {
+        uint column = 8 * t + 2 * c + i, m = column / PER_STEP, segment = in_row * PER_STEP + column % PER_STEP;
+        float sum = inside && m < M && segment < SEGMENTS ? sums[m * SEGMENTS + segment] : 0.0f;
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+          for (uint h = 0; h < 2; h++) {
+            float scale = static_cast<float>(chunk.scales[u][p][h][PER_STEP == 1 ? 0 : i]);
+            float bias = static_cast<float>(chunk.biases[u][p][h][PER_STEP == 1 ? 0 : i]);
+            float dot = acc[p][t][2 * h + i] - OffsetPairs<T, BITS>::OFFSET * sum;
+            total[p][t][2 * h + i] += weigh * (scale * dot + bias * sum);
+          }
+        }
+      }
+    }
+  }
+
+  static METAL_FUNC float at(threadgroup const float* memory, uint part, uint row, uint m) {
+    float sum = 0.0f;
+    for (int s = 0; s < SIMDS; s++) sum += memory[SUMS + ((s * PARTS + part) * 16 + row) * M + m];
+    return sum;
+  }
+};

@@ -1,0 +1,100 @@
+"""Products with packed weights: one row (GEMV), a few rows, many rows with dequantisation inside the tile.
+
+| variant | rows | what it does |
+| --- | --- | --- |
+| `few_rows` | 1 to 8 | reads each weight once; its integers meet x unscaled, scale and bias follow a group's sum |
+| `many_rows` | any | dequantises 32 columns of a tile at a time, in registers or threadgroup memory |
+| `dequantize` | any | writes the dequantised matrix to memory, then multiplies: the baseline |
+| `mlx` | any | `mx.quantized_matmul` |
+
+The first two have two forms: plain (lanes, simdgroup matrices; any float dtype) and over CUDA's tensor cores (16 bits).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import mlx.core as mx
+
+from labkit.kernels.quantized_matmul.launches import FEW, FEW_ROWS, MANY_ROWS, few_rows_call, many_rows_call
+from labkit.kernels.quantized_matmul.packed import Packed, forms
+from labkit.kernels.targets import target_in_use
+
+__all__ = [
+    "FEW",
+    "FEW_ROWS",
+    "MANY_ROWS",
+    "Packed",
+    "Variant",
+    "choose_variant",
+    "few_rows_call",
+    "many_rows_call",
+    "quantized_matmul",
+]
+
+Variant = Literal["few_rows", "many_rows", "dequantize", "mlx"]
+
+DEQUANTIZE_FROM = 1024
+"""Rows from which dequantising once and multiplying beats the tile on CUDA. From counts: MLX's bf16 product runs at 705 TFLOP/s
+on an H200, a tile of `mma.sync` below 400, and one pass over the dequantised matrix costs about 250 rows' worth of time."""
+
+
+def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) -> Variant:
+    """The variant for a product on a target.
+
+    CUDA, H200, 4 bits, K = 2048: MLX's op takes 34 us for one row of N = 12288 and 77 us for four, where the bytes take 4.
+    Metal: MLX's op, whose kernels are tuned there, except for 2 to 8 rows, which it has no path for. CPU: MLX's op.
+    """
+    if not weights.fits_kernels or target in (None, "native", "reference"):
+        return "mlx"
+    if rows <= FEW and (target != "metal" or rows > 1):
+        return "few_rows"
+    if target == "metal":
+        return "mlx"
+    if target == "cuda":
+        if "tensor" not in forms(x, weights):
+            return "mlx"
+        return "dequantize" if rows >= DEQUANTIZE_FROM else "many_rows"
+    return "many_rows"
+
+
+def quantized_matmul(
+    x: mx.array, weights: Packed, *, variant: Variant | None = None, target: str | None = None
+) -> mx.array:
+    """y = x W^T for packed weights W.
+
+    Args:
+        x: [..., K], float32, float16 or bfloat16, at least one row.
+        weights: N x K.
+        variant: how; by default what `choose_variant` says for this machine.
+        target: where to run (`labkit.kernels.targets`).
+
+    Returns:
+        [..., N] in x's dtype. Sums are fp32. `few_rows` uses the weights exactly; the others round each to x's dtype first.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit, or no such variant.
+
+    Source: MLX's affine quantisation (`mx.quantize`). The tensor-core forms take their masks from Marlin (Frantar et al. 2024,
+    arXiv 2408.11743) and FasterTransformer's interleaved int4 conversion.
+    """
+    if x.ndim == 0 or x.shape[-1] != weights.k or x.size == 0:
+        raise ValueError(f"x needs {weights.k} columns and at least one row, not shape {x.shape}")
+    rows = x.reshape(-1, weights.k)
+    where = target_in_use(target)
+    variant = variant or choose_variant(rows.shape[0], x, weights, where)
+    form = "tensor" if where == "cuda" and "tensor" in forms(x, weights) else "plain"
+    if variant == "few_rows":
+        (y,) = FEW_ROWS[form](**few_rows_call(rows, weights, form), target=target)
+    elif variant == "many_rows":
+        (y,) = MANY_ROWS[form](**many_rows_call(rows, weights, form), target=target)
+    elif variant == "dequantize":
+        matrix = mx.dequantize(*weights.arrays, weights.group_size, weights.bits).astype(x.dtype)
+        y = rows @ matrix.T
+    elif variant == "mlx":
+        y = mx.quantized_matmul(
+            rows, *weights.arrays, transpose=True, group_size=weights.group_size, bits=weights.bits
+        ).astype(x.dtype)
+    else:
+        raise ValueError(f"no variant {variant!r} of quantized_matmul; there are few_rows, many_rows, dequantize, mlx")
+    return y.reshape(*x.shape[:-1], weights.n)

@@ -1,0 +1,174 @@
+"""The kernels of the quantised product, and the arguments of their calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+
+from labkit.kernels.headers import TILES
+from labkit.kernels.launch import Kernel
+from labkit.kernels.quantized_matmul import reference
+from labkit.kernels.quantized_matmul.packed import Packed, forms
+
+FEW = 8
+"""Rows of x that the kernels for few rows take."""
+
+_FOLDER = Path(__file__).parent
+
+
+def tile_kernels(path: Path, inputs: list[str], outputs: list[str], paired: bool, oracle) -> dict[str, Kernel]:
+    """A text over `Tile` in both forms, by name of the form."""
+    arguments = f"<T, S, BITS, GROUP, K, N, BM, STAGES, {str(paired).lower()}>"
+    return {
+        form: Kernel(
+            f"{path.stem}_{form}",
+            inputs,
+            outputs,
+            f"using Tile = {tile}{arguments};\n{path.read_text()}",
+            header=TILES,
+            reference=oracle,
+        )
+        for form, tile in (("plain", "TileBySimdgroup"), ("tensor", "TileByTensor"))
+    }
+
+
+def row_kernels(path: Path, inputs: list[str], outputs: list[str], sizes: str, oracle) -> dict[str, Kernel]:
+    """A text over `FewRows` in both forms. `sizes`: its arguments M, SLOTS and PARTS, as words of the text."""
+    rows, slots, parts = sizes.split()
+    return {
+        form: Kernel(
+            f"{path.stem}_{form}",
+            inputs,
+            outputs,
+            f"using FewRows = {start}, {rows}, BITS, GROUP, K, N, {slots}, {parts}, SIMDS{end}>;\n{path.read_text()}",
+            header=TILES,
+            reference=oracle,
+        )
+        for form, start, end in (
+            ("plain", "FewRowsByLanes<T, S", ""),
+            ("tensor", "FewRowsByTensor<T", ", UNROLL"),
+        )
+    }
+
+
+_NAMES = (["x", "w", "scales", "biases"], ["y"])
+FEW_ROWS = row_kernels(_FOLDER / "few_rows.metal", *_NAMES, "M 1 PARTS", reference.quantized_matmul)
+MANY_ROWS = tile_kernels(_FOLDER / "many_rows.metal", *_NAMES, False, reference.quantized_matmul)
+
+
+def split_for(steps: int) -> tuple[int, int]:
+    """Simdgroups and steps in flight of a threadgroup whose 16 rows take `steps` steps of 64 bytes each.
+
+    A simdgroup has all its steps in flight if they are at most four: about 4 KB, and 20 such simdgroups fit on a
+    multiprocessor of an H200, three times what covers its latency.
+    """
+    simds = 8 if steps >= 64 else 4 if steps >= 8 else 2
+    return simds, min(4, -(-steps // simds))
+
+
+def few_rows_call(
+    x: mx.array,
+    weights: Packed,
+    form: str = "plain",
+    *,
+    parts: int = 1,
+    simds: int | None = None,
+    unroll: int | None = None,
+) -> dict:
+    """The arguments of `FEW_ROWS[form]` for x [M, K], M at most 8.
+
+    Args:
+        parts: tiles of 16 columns a threadgroup computes. simds: simdgroups of a threadgroup (1, 2, 4, 8 or 16).
+        unroll: steps of 64 bytes that each simdgroup has in flight (form "tensor").
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+    """
+    m = _rows(x, weights, form)
+    if m > FEW:
+        raise ValueError(f"at most {FEW} rows, not {m}: use many_rows_call")
+    chosen = split_for(-(-weights.k * weights.bits // 512))
+    simds, unroll = simds or chosen[0], unroll or chosen[1]
+    return {
+        "inputs": [x, *weights.arrays],
+        "template": [("T", x.dtype), *weights.template, ("M", m), ("PARTS", parts), ("SIMDS", simds)]
+        + ([("UNROLL", unroll)] if form == "tensor" else []),
+        "grid": (-(-weights.n // (16 * parts)) * 32 * simds, 1, 1),
+        "threadgroup": (32 * simds, 1, 1),
+        "output_shapes": [(m, weights.n)],
+        "output_dtypes": [x.dtype],
+    }
+
+
+def columns_of(form: str, paired: bool = False) -> int:
+    """Output columns of a tile: 128 by tensor cores, 64 by simdgroup matrices, half of it where gate and up share it."""
+    return (128 if form == "tensor" else 64) // (2 if paired else 1)
+
+
+def stages_for(tile: int) -> int:
+    """Batches of copies in flight: what 32 KB of threadgroup memory hold."""
+    return 3 if tile > 64 else 4
+
+
+def tile_for(rows: int) -> int:
+    """Rows of a tile: the smallest that holds them all, at most 128."""
+    return next((tile for tile in (16, 32, 64) if rows <= tile), 128)
+
+
+def many_rows_call(
+    x: mx.array, weights: Packed, form: str = "plain", *, tile: int | None = None, stages: int | None = None
+) -> dict:
+    """The arguments of `MANY_ROWS[form]` for x [M, K].
+
+    Args:
+        tile: rows of a tile: 16, 32, 64, or 128 (form "tensor"). stages: batches of copies in flight (form "tensor").
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+    """
+    m = _rows(x, weights, form)
+    tile = check_tile(form, tile or tile_for(m))
+    return {
+        "inputs": [x, *weights.arrays],
+        "template": [("T", x.dtype), *weights.template, ("BM", tile), ("STAGES", stages or stages_for(tile))],
+        "grid": (-(-weights.n // columns_of(form)) * 128, -(-m // tile), 1),
+        "threadgroup": (128, 1, 1),
+        "output_shapes": [(m, weights.n)],
+        "output_dtypes": [x.dtype],
+    }
+
+
+def check_tile(form: str, tile: int) -> int:
+    """A number of rows that a form has tiles of. Simdgroup matrices stop at 64: their tiles live in 32 KB with 64 columns.
+
+    Raises:
+        ValueError: no such tile.
+    """
+    if form == "plain":
+        tile = min(tile, 64)
+    if tile not in (16, 32, 64, 128):
+        raise ValueError(f"tiles have 16, 32, 64 or 128 rows, not {tile}")
+    return tile
+
+
+def _rows(x: mx.array, weights: Packed, form: str) -> int:
+    if weights.w.ndim != 2:
+        raise ValueError(f"one matrix is needed, not {weights.experts} experts: see labkit.kernels.grouped_matmul")
+    if x.ndim != 2 or x.shape[1] != weights.k or x.shape[0] == 0:
+        raise ValueError(f"x has {weights.k} columns and at least one row for these weights, not shape {x.shape}")
+    check_form(form, x, weights)
+    return x.shape[0]
+
+
+def check_form(form: str, x: mx.array, *weights: Packed) -> None:
+    """Raises ValueError if a form cannot multiply x by these weights."""
+    if form not in ("plain", "tensor"):
+        raise ValueError(f"the forms are 'plain' and 'tensor', not {form!r}")
+    if form not in forms(x, *weights):
+        dtypes = ", ".join(str(p.scales.dtype) for p in weights)
+        raise ValueError(f"form 'tensor' needs one 16-bit float dtype, not x of {x.dtype} and scales of {dtypes}")
+    if x.dtype not in (mx.float32, mx.float16, mx.bfloat16):
+        raise ValueError(f"x is float32, float16 or bfloat16, not {x.dtype}")
+    if small := [p.w.shape for p in weights if not p.fits_kernels]:
+        raise ValueError(f"weights of {small[0]} are smaller than any kernel takes; use mx.quantized_matmul")
