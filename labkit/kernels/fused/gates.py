@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from labkit.kernels.fused import RESIDUAL_RMS_NORM, residual_rms_norm_call
+from labkit.kernels.fused.chains_gates import CHAIN_ENTRIES
 from labkit.kernels.registry import Bench, Case, Entry
 from labkit.kernels.signature import Launch
 
@@ -42,4 +43,5 @@ ENTRIES = [
         summary="residual add and RMSNorm in one pass",
         benches=(_bench(1), _bench(2048)),
     ),
+    *CHAIN_ENTRIES,
 ]
