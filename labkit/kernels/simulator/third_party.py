@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -81,17 +82,26 @@ def metal_kernel(
 
 
 @contextlib.contextmanager
-def intercept(*, check: bool = False, order: Order = "forward", resident: bool = False) -> Iterator[Session]:
+def intercept(
+    *, fresh: Sequence[str] = (), check: bool = False, order: Order = "forward", resident: bool = False
+) -> Iterator[Session]:
     """While active, `mx.fast.metal_kernel` makes kernels that run in the simulator, and MLX says that Metal is there.
 
-    Libraries build their kernels at import or at first use, so import them, or call what builds, inside:
+    Libraries build their kernels at import or at first use, so name the modules that do: inside, they are imported anew.
 
-        with simulator.intercept(check=True) as session:
+        with simulator.intercept(fresh=["mlx_lm.models.gated_delta"], check=True) as session:
             from mlx_lm.models.gated_delta import gated_delta_kernel
             ...
         print(session.faults)
 
     A library's kernels made inside keep running in the simulator afterwards; those made before are not touched.
+
+    Args:
+        fresh: modules (with all below them) to import anew inside; the former ones are put back at the end.
+        check, order, resident: as for `simulator.run`, for every launch.
+
+    Yields:
+        the session: its `runs`, and all their `faults`. Its attributes may be changed between launches.
     """
     session = Session(check, order, resident)
 
@@ -107,6 +117,27 @@ def intercept(*, check: bool = False, order: Order = "forward", resident: bool =
     saved = mx.fast.metal_kernel, mx.metal.is_available
     mx.fast.metal_kernel, mx.metal.is_available = make, lambda: True
     try:
-        yield session
+        with _fresh_modules(fresh):
+            yield session
     finally:
         mx.fast.metal_kernel, mx.metal.is_available = saved
+
+
+@contextlib.contextmanager
+def _fresh_modules(names: Sequence[str]) -> Iterator[None]:
+    """Forget modules while active; put back the former ones, and where they hang in their packages, afterwards."""
+
+    def meant(module: str) -> bool:
+        return any(module == name or module.startswith(name + ".") for name in names)
+
+    former = {module: sys.modules.pop(module) for module in [*sys.modules] if meant(module)}
+    try:
+        yield
+    finally:
+        for module in [module for module in sys.modules if meant(module)]:
+            del sys.modules[module]
+        sys.modules.update(former)
+        for module, value in former.items():
+            package, _, name = module.rpartition(".")
+            if package in sys.modules:
+                setattr(sys.modules[package], name, value)

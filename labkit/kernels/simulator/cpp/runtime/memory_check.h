@@ -44,7 +44,7 @@ inline void check_threadgroup_access(uint64_t a, uint32_t n, bool write, bool at
           report(fault_at_access(kUninitialisedRead, pc, -1, i, a - (uint64_t)s.begin, n));
           break;
         }
-    for (uint32_t k = 0; k < n; k++) check_order(cells[first + k], a - (uint64_t)s.begin + k, 1, write, atomic, site, -1, i, n);
+    for (uint32_t k = 0; k < n; k++) check_order(cells[first + k], (const void*)a, a - (uint64_t)s.begin + k, 1, write, atomic, site, -1, i, n);
     return;
   }
   stop_at(fault_at_access(write ? kOutOfBoundsWrite : kOutOfBoundsRead, pc, -1, nearest, (int64_t)(a - (uint64_t)lk_storage[nearest].begin), n));
@@ -60,12 +60,13 @@ inline void check_output_access(TrackedBuffer& b, int index, uint64_t offset, ui
     uint64_t cell = at / g, end = std::min<uint64_t>(offset + n, (cell + 1) * g);
     uint8_t mask = 0;
     for (; at < end; at++) mask |= 1u << (at % g);
-    check_order(b.cells[cell], cell * g, mask, write, atomic, site, index, -1, n);
+    check_order(b.cells[cell], b.data + offset, cell * g, mask, write, atomic, site, index, -1, n);
   }
 }
 
 inline void access(const volatile void* p, uint32_t n, bool write, uint64_t pc, bool atomic, bool aligned) {
   if (!launch.check || !launch.lane) return;
+  settle_doubtful_write();
   uint64_t a = (uint64_t)p;
   if (inside(a, launch.private_begin, launch.private_end)) return;
   if (__builtin_expect(stop_requested, 0)) stop_at(fault_at_line(kStopped, launch.lane->line));

@@ -3,7 +3,7 @@
 //  * a simdgroup_barrier does so among the lanes of a simdgroup; simdgroup operations order no memory;
 //  * threadgroups are ordered only by an atomic that one changes after, and another reads before, a fence or barrier with
 //    mem_device (a grid-wide barrier, "the last threadgroup reduces");
-//  * two atomic accesses never race.
+//  * two atomic accesses never race, nor do two writes of the same value.
 #pragma once
 #include "state.h"
 
@@ -40,10 +40,26 @@ inline uint32_t conflict(const Toucher& past, uint8_t mask, bool atomic, bool de
   return past.simd_epoch == (device ? s.device_epoch : s.threadgroup_epoch) ? kRaceInSimdgroup : 0;
 }
 
-inline void report_race(uint32_t kind, const Toucher& past, uint32_t site, int buffer, int storage, uint64_t byte, uint32_t size) {
+inline Fault race_fault(uint32_t kind, const Toucher& past, uint32_t site, int buffer, int storage, uint64_t byte, uint32_t size) {
   Fault f = fault_at_access(kind, launch.sites[site].pc, buffer, storage, byte, size);
   f.other_thread = past.thread; f.other_threadgroup = past.threadgroup - 1; f.other_pc = launch.sites[past.site].pc;
-  report(f);
+  return f;
+}
+
+// The running lane has moved on since its doubtful write: did it change the value?
+inline void settle_doubtful_write() {
+  DoubtfulWrite& d = launch.doubtful;
+  if (!d.address) return;
+  if (memcmp((const char*)d.address, d.before, d.bytes)) report(d.fault);
+  d.address = nullptr;
+}
+
+inline void doubt_write(const Fault& f, const volatile void* p, uint32_t bytes) {
+  DoubtfulWrite& d = launch.doubtful;
+  if (d.address) return;  // one report a write
+  if (bytes > sizeof d.before) { report(f); return; }
+  d.fault = f; d.address = (const volatile char*)p; d.bytes = bytes;
+  memcpy(d.before, (const char*)p, bytes);
 }
 
 // Two readers suffice: a third thread that writes conflicts with one of them whichever it is, if they are of two threads
@@ -58,20 +74,23 @@ inline void remember_reader(Cell& c, const Toucher& now) {
   if (c.reads[0].threadgroup == c.reads[1].threadgroup && c.reads[0].thread / kWidth == c.reads[1].thread / kWidth) c.reads[1] = now;
 }
 
-// Checks and records an access to one cell; `mask` says which of its bytes.
-inline void check_order(Cell& c, uint64_t byte, uint8_t mask, bool write, bool atomic, uint32_t site, int buffer, int storage, uint32_t size) {
+// Checks and records an access to one cell, part of an access to `size` bytes at `p`; `mask` says which of the cell's bytes.
+inline void check_order(Cell& c, const volatile void* p, uint64_t byte, uint8_t mask, bool write, bool atomic, uint32_t site,
+                        int buffer, int storage, uint32_t size) {
   const Threadgroup& g = *launch.group;
   const Simdgroup& s = *launch.simdgroup;
   bool device = buffer >= 0;
   Toucher now{g.index + 1, device ? g.device_epoch : g.threadgroup_epoch, device ? s.device_epoch : s.threadgroup_epoch,
               g.stamp, site, (uint16_t)launch.lane->index, mask, atomic};
-  uint32_t race = conflict(c.write, mask, atomic, device);
-  const Toucher* other = &c.write;
-  for (int r = 0; r < 2 && write && !race; r++) {
-    race = conflict(c.reads[r], mask, atomic, device);
-    other = &c.reads[r];
-  }
-  if (race) report_race(race, *other, site, buffer, storage, byte, size);
+  auto racing = [&](const Toucher& past) {
+    uint32_t race = conflict(past, mask, atomic, device);
+    if (!race) return false;
+    Fault f = race_fault(race, past, site, buffer, storage, byte, size);
+    if (write && &past == &c.write) doubt_write(f, p, size);
+    else report(f);
+    return true;
+  };
+  if (!racing(c.write) && write && !racing(c.reads[0])) racing(c.reads[1]);
   if (!write) { remember_reader(c, now); return; }
   if (c.write.threadgroup == now.threadgroup && c.write.thread == now.thread && c.write.epoch == now.epoch) now.mask |= c.write.mask;
   c.write = now;

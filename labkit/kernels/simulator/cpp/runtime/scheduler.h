@@ -3,6 +3,7 @@
 // A lane that reaches a simdgroup operation switches straight to the next lane of its simdgroup; the last lane to arrive
 // completes the operation for all and goes on. Only a simdgroup in which nobody can go on returns to the main loop.
 #pragma once
+#include "race_detector.h"
 #include "state.h"
 #include "traffic.h"
 
@@ -100,6 +101,7 @@ inline void wait_as(LaneState state, uint32_t Simdgroup::*bits) {
   Lane* me = launch.lane;
   Simdgroup& s = *launch.simdgroup;
   uint32_t bit = 1u << me->lane;
+  if (launch.check) settle_doubtful_write();
   me->state = state;
   s.ready &= ~bit;
   s.*bits |= bit;

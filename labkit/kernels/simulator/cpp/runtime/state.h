@@ -74,6 +74,9 @@ struct TrackedBuffer {
   std::vector<uint64_t> written_bits, lines[2];
 };
 
+// A write that races with another write, seen before it happens: a race only if it changes what the other one left.
+struct DoubtfulWrite { Fault fault; const volatile char* address; uint32_t bytes; char before[16]; };
+
 struct Launch {
   const Request* request;
   Result* result;
@@ -87,6 +90,7 @@ struct Launch {
   Context main_context;
   char *private_begin, *private_end;       // fiber stacks and simdgroup slots: never checked
   char *storage_begin, *storage_end;       // all threadgroup arrays with their gaps
+  DoubtfulWrite doubtful;                  // address is nullptr when there is none
   std::vector<TrackedBuffer> buffers;
   std::vector<Site> sites;
   std::unordered_map<uint64_t, uint32_t> site_of_pc;
