@@ -37,10 +37,10 @@ def convert(source: Path, folder: Path) -> None:
     header = read_gguf_header(source)
     refuse_unsupported(source, header)
     config = llama_config(source, header)
+    write_tokenizer(source, header.metadata, folder)
     arrays = mx.load(str(source), format="gguf")
     weights = {renamed(name): array for name, array in arrays.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    write_tokenizer(source, header.metadata, folder)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 

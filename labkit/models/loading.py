@@ -74,8 +74,8 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> LoadedMo
     if dtype is None and devices.this_device().kind == "cpu":
         dtype = mx.float32
     files.check_fits(name, files.bytes_in_memory(headers, None if dtype is None else dtype.size))
+    tokenizer = _read_tokenizer(folder)
     module, config = _read_weights(folder, config, dtype)
-    tokenizer = _read_tokenizer(folder, config)
 
     from mlx.utils import tree_flatten
 
@@ -148,11 +148,13 @@ def _read_weights(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) 
     return module, config
 
 
-def _read_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
+def _read_tokenizer(folder: Path) -> Tokenizer:
     from mlx_lm.tokenizer_utils import load as load_tokenizer
+    from mlx_lm.utils import load_config
 
     try:
-        return Tokenizer(load_tokenizer(folder, eos_token_ids=config.get("eos_token_id")))
+        # generation_config.json, where there is one, has the last word on the end tokens.
+        return Tokenizer(load_tokenizer(folder, eos_token_ids=load_config(folder).get("eos_token_id")))
     except Exception as error:  # transformers raises what its tokenizer classes chose
         reason = str(error).strip().split("\n")[0]
         raise LoadError(f"the tokenizer in {folder} cannot be read ({reason[:300]})") from error
