@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+_SECTIONS = ("Args:", "Attributes:", "Returns:", "Raises:", "Yields:", "Note:", "Notes:", "Example:", "Examples:")
 
 
 def setup(app: Any) -> dict[str, Any]:
     # Jupyter Book always loads sphinx-thebe, which offers to run cells on a public server and declares its settings
     # once for each builder start, so that a page with two of them stops with a script error.
     app.connect("html-page-context", _without_thebe, priority=900)
+    # Before napoleon, which reads the sections of a docstring.
+    app.connect("autodoc-process-docstring", _as_written, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _as_written(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings here mark code with backticks, and examples by indentation, and nothing else.
+
+    So what reStructuredText would read as more is escaped, and an indented paragraph becomes a code block.
+    """
+    result: list[str] = []
+    example = False
+    for index, line in enumerate(lines):
+        indented = line.startswith("    ")
+        if line.strip() and not indented:
+            example = False
+        elif indented and not example and _opens_example(lines, index):
+            result += [".. code-block:: python", ""]
+            example = True
+        result.append(line if example else _escaped(line))
+    lines[:] = result
+
+
+def _opens_example(lines: list[str], index: int) -> bool:
+    if index == 0 or lines[index - 1].strip():
+        return False
+    before = next((line for line in reversed(lines[:index]) if line.strip()), "")
+    return bool(before) and not before.startswith(" ") and before.strip() not in _SECTIONS
+
+
+def _escaped(line: str) -> str:
+    parts = re.split(r"(`+[^`]+`+)", line)
+    return "".join(part if part.startswith("`") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
 
 
 def _without_thebe(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

@@ -19,15 +19,7 @@ from __future__ import annotations
 from labkit.report import diagram, frames, provenance, style, tables
 from labkit.report.checks import turns_red
 from labkit.report.records import Record, record
+from labkit.report.runner import run
 from labkit.report.widgets import live
 
 __all__ = ["Record", "diagram", "frames", "live", "provenance", "record", "run", "style", "tables", "turns_red"]
-
-
-def __getattr__(name: str):
-    # The runner needs papermill's world, which a notebook that only records does not.
-    if name == "run":
-        from labkit.report.runner import run
-
-        return run
-    raise AttributeError(f"module 'labkit.report' has no attribute {name!r}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import json
 import pkgutil
 import re
@@ -77,15 +79,14 @@ def build(
 
 
 def api_pages() -> dict[str, str]:
-    """The API reference as Markdown pages by file name: an index, and a page for each public package."""
+    """The API reference as Markdown pages by file name: an index, and a page for each public package.
+
+    A package that lists its names in `__all__` is described by them; of one without such a list, every module is.
+    """
     pages, entries = {}, []
     for package in sorted(module.name for module in pkgutil.iter_modules(labkit.__path__) if _is_api(module.name)):
         name = f"labkit.{package}"
-        modules = [name, *_modules_below(name)]
-        blocks = [f"# {name}", ""]
-        for module in modules:
-            title = [] if module == name else [f"## {module.removeprefix(name + '.')}", ""]
-            blocks += [*title, "```{eval-rst}", f".. automodule:: {module}", "   :members:", "```", ""]
+        blocks = [f"# {name}", "", *_api_blocks(name)]
         pages[f"{name}.md"] = "\n".join(blocks)
         entries.append(f"- {{doc}}`{name}`")
     index = ["# API reference", "", "The public names of every package, from their docstrings.", "", *entries, ""]
@@ -97,16 +98,27 @@ def _is_api(name: str) -> bool:
     return not name.startswith("_") and name not in _NOT_API
 
 
-def _modules_below(package: str) -> list[str]:
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.submodule_search_locations is None:
-        return []
-    found = []
-    for module in sorted(pkgutil.iter_modules(spec.submodule_search_locations), key=lambda module: module.name):
-        if _is_api(module.name):
-            name = f"{package}.{module.name}"
-            found += [name, *(_modules_below(name) if module.ispkg else [])]
-    return found
+def _api_blocks(name: str) -> list[str]:
+    module = importlib.import_module(name)
+    if not hasattr(module, "__path__"):
+        return _automodule(name, [":members:"])
+    listed = getattr(module, "__all__", None)
+    below = sorted(entry.name for entry in pkgutil.iter_modules(module.__path__) if _is_api(entry.name))
+    if listed is None:
+        blocks, chosen = _automodule(name, []), below
+    else:
+        # A listed name may be a submodule: that one is described by its own members.
+        names = [entry for entry in listed if not inspect.ismodule(getattr(module, entry))]
+        blocks = _automodule(name, [f":members: {', '.join(names)}", ":imported-members:"] if names else [])
+        packages = {entry.name for entry in pkgutil.iter_modules(module.__path__) if entry.ispkg}
+        chosen = [entry for entry in below if entry in packages or (entry in listed and entry not in names)]
+    for entry in chosen:
+        blocks += [f"## {name.removeprefix('labkit.')}.{entry}", "", *_api_blocks(f"{name}.{entry}")]
+    return blocks
+
+
+def _automodule(name: str, options: Sequence[str]) -> list[str]:
+    return ["```{eval-rst}", f".. automodule:: {name}", *(f"   {option}" for option in options), "```", ""]
 
 
 def _executed(reports: Path) -> list[Path]:
@@ -153,17 +165,9 @@ def _sphinx(stage: Path, output: Path) -> None:
     if importlib.util.find_spec("jupyter_book") is None:
         raise BookError("Jupyter Book is missing: install it with `uv sync --group book`")
     shutil.rmtree(output / "_build", ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "jupyter_book",
-        "build",
-        "-W",
-        "--keep-going",
-        "--all",
-        "--path-output",
-        str(output),
-    ]
+    # The package cannot be run with -m, and its script's place on PATH is not certain.
+    command = [sys.executable, "-c", "import sys; from jupyter_book.cli.main import main; sys.exit(main())"]
+    command += ["build", "-W", "--keep-going", "--all", "--path-output", str(output)]
     done = subprocess.run([*command, str(stage)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if re.search(r"WARNING|ERROR|Error|rror:", line)]
