@@ -1,0 +1,30 @@
+// products[a, n] = weights[a] (down . hidden)[n] for the sorted rows of one expert's block, written to the row of their assignment
+// a = order[p], so that a token's products lie side by side.
+threadgroup uint4 memory[Tile::MEMORY];
+uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
+uint block = threadgroup_position_in_grid.y;
+uint expert = block_map[4 * block], start = block_map[4 * block + 1], rows = block_map[4 * block + 2];
+if (rows == 0) return;
+
+const device T* sources[Tile::COPIES];
+for (int i = 0; i < Tile::COPIES; i++) {
+  sources[i] = hidden + size_t(start + min(Tile::copied_row(simdgroup * 32 + lane, i), rows - 1)) * K;
+}
+TileWeights<S> tile_weights;
+tile_weights.w[0] = down + size_t(expert) * N * (K * BITS / 32);
+tile_weights.scales[0] = down_scales + size_t(expert) * N * (K / GROUP);
+tile_weights.biases[0] = down_biases + size_t(expert) * N * (K / GROUP);
+tile_weights.first = threadgroup_position_in_grid.x * Tile::OUTPUTS;
+Tile tile;
+tile.run(memory, sources, tile_weights, rows, lane, simdgroup);
+#pragma unroll
+for (int e = 0; e < Tile::PLACES; e++) {
+  uint row = tile.row(e);
+  if (row < rows) {
+    uint assignment = order[start + row];
+    float weight = static_cast<float>(weights[assignment]);
+    float2 pair = tile.value(e, 0);
+    pair.x *= weight, pair.y *= weight;
+    store_pair<N>(products + size_t(assignment) * N, tile.column(e), pair);
+  }
+}
