@@ -1,0 +1,132 @@
+"""Cases and tolerances of the Gated DeltaNet kernels."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from labkit.kernels.gated_delta import reference
+from labkit.kernels.gated_delta.conv import CONV, conv_call
+from labkit.kernels.gated_delta.norm import GATED_NORM, gated_norm_call
+from labkit.kernels.gated_delta.scan import PLAIN, SCAN, Layout, scan_call
+from labkit.kernels.gated_delta.step import STEP, step_call
+from labkit.kernels.registry import Case, Entry, Tolerance
+from labkit.kernels.signature import Launch
+
+
+def scan_inputs(batch: int, length: int, hk: int, hv: int, dk: int, dv: int, dtype: mx.Dtype) -> list[mx.array]:
+    """Random q, k, v, log_decay, beta and state, scaled as a trained layer's are."""
+    q, k = (reference.l2_norm(mx.random.normal((batch, length, hk, dk))) for _ in range(2))
+    v = mx.random.normal((batch, length, hv, dv))
+    log_decay = -mx.exp(mx.random.uniform(-6, 1, (batch, length, hv)))
+    beta = mx.random.uniform(0, 1, (batch, length, hv))
+    state = mx.random.normal((batch, hv, dv, dk)) * dk**-0.5
+    return [(q * dk**-0.5).astype(dtype), k.astype(dtype), v.astype(dtype), log_decay, beta, state]
+
+
+def _scan(sizes: tuple[int, ...], layout: Layout | None = None, spans: list | None = None):
+    def make(dtype: mx.Dtype) -> Launch:
+        given = None if spans is None else mx.array(spans, dtype=mx.int32)
+        return SCAN.launch(**scan_call(*scan_inputs(*sizes, dtype), given, layout=layout))
+
+    return make
+
+
+def layer_inputs(batch: int, length: int, hk: int, hv: int, dk: int, dv: int, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """Random inputs of a whole mixer but its projections, by the names of `decode_step`'s arguments."""
+    channels = 2 * hk * dk + hv * dv
+    normal = lambda *shape: mx.random.normal(shape).astype(dtype)
+    return {
+        "qkv": normal(batch, length, channels),
+        "a": normal(batch, length, hv),
+        "b": normal(batch, length, hv),
+        "z": normal(batch, length, hv, dv),
+        "tail": normal(batch, 3, channels),
+        "state": mx.random.normal((batch, hv, dv, dk)) * dk**-0.5,
+        "weight": (mx.random.normal((channels, 4)) * 0.5).astype(dtype),
+        "a_log": mx.log(mx.random.uniform(0.01, 16, (hv,))),
+        "dt_bias": mx.random.uniform(-4, 1, (hv,)).astype(dtype),
+        "norm_weight": mx.random.uniform(0.5, 1.5, (dv,)).astype(dtype),
+    }
+
+
+def _spans(spans: list | None) -> mx.array | None:
+    return None if spans is None else mx.array(spans, dtype=mx.int32)
+
+
+def _scan(sizes: tuple[int, ...], layout: Layout | None = None, spans: list | None = None):
+    def make(dtype: mx.Dtype) -> Launch:
+        return SCAN.launch(**scan_call(*scan_inputs(*sizes, dtype), _spans(spans), layout=layout))
+
+    return make
+
+
+def _conv(sizes: tuple[int, ...], spans: list | None = None):
+    def make(dtype: mx.Dtype) -> Launch:
+        given = layer_inputs(*sizes, dtype)
+        del given["z"], given["state"], given["norm_weight"]
+        return CONV.launch(**conv_call(**given, spans=_spans(spans), heads=sizes[2:4], dims=sizes[4:]))
+
+    return make
+
+
+def _step(sizes: tuple[int, ...], spans: list | None = None, each: bool = False):
+    def make(dtype: mx.Dtype) -> Launch:
+        given = layer_inputs(*sizes, dtype)
+        call = step_call(**given, eps=1e-6, spans=_spans(spans), heads=sizes[2:4], dims=sizes[4:], each=each)
+        return STEP.launch(**call)
+
+    return make
+
+
+def _norm(batch: int, length: int, heads: int, dim: int):
+    def make(dtype: mx.Dtype) -> Launch:
+        y, z = (mx.random.normal((batch, length, heads, dim)).astype(dtype) for _ in range(2))
+        return GATED_NORM.launch(**gated_norm_call(y, z, mx.random.uniform(0.5, 1.5, (dim,)).astype(dtype), 1e-6))
+
+    return make
+
+
+TOLERANCE = {
+    mx.float32: Tolerance(2e-6, 1e-5),
+    mx.float16: Tolerance(1e-4, 1e-3),
+    mx.bfloat16: Tolerance(1e-4, 8e-3),
+}
+PADS = [[3, 18], [0, 1], [7, 7]]
+"""Pads on the left, on the right, and a row of nothing else."""
+
+ENTRIES = [
+    Entry(
+        SCAN,
+        cases=(
+            Case("17 tokens, 1/2 heads of 128", _scan((1, 17, 1, 2, 128, 128))),
+            Case("plain, 5 tokens, 1/1 heads of 128", _scan((1, 5, 1, 1, 128, 128), PLAIN)),
+            Case("pads left, right and all, 64 x 96", _scan((3, 18, 1, 2, 64, 96), None, PADS)),
+        ),
+        summary="Gated DeltaNet scan, state in registers",
+        tolerance=TOLERANCE,
+    ),
+    Entry(
+        CONV,
+        cases=(
+            Case("10 tokens, 1/2 heads of 128", _conv((1, 10, 1, 2, 128, 128))),
+            Case("pads left, right and all, 64 x 96", _conv((3, 18, 1, 3, 64, 96), PADS)),
+        ),
+        summary="Gated DeltaNet's convolution, norms and gates in one pass",
+    ),
+    Entry(
+        STEP,
+        cases=(
+            Case("2 rows, 1/2 heads of 128", _step((2, 1, 1, 2, 128, 128))),
+            Case("pads, 3 tokens, states, 96 x 64", _step((3, 3, 1, 1, 96, 64), [[0, 2], [1, 3], [2, 2]], True)),
+        ),
+        summary="Gated DeltaNet decode step, 1 to 8 tokens in one launch",
+    ),
+    Entry(
+        GATED_NORM,
+        cases=(
+            Case("2 x 3 tokens of 4 heads of 128", _norm(2, 3, 4, 128)),
+            Case("5 rows of 96", _norm(1, 5, 1, 96)),
+        ),
+        summary="RMSNorm gated by silu",
+    ),
+]

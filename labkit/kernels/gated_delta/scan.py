@@ -1,0 +1,138 @@
+"""The scan: tokens in order, the state in registers all the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from labkit.kernels.gated_delta import native, reference
+from labkit.kernels.gated_delta.shapes import DELTA, Shape, check_scan_inputs
+from labkit.kernels.launch import Kernel
+
+SCAN = Kernel.from_file(
+    Path(__file__).parent / "scan.metal",
+    ["q", "k", "v", "log_decay", "beta", "state", "spans", "length"],
+    ["y", "state_out"],
+    name="gated_delta_scan",
+    header=DELTA,
+    reference=reference.scan,
+    native=native.scan,
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a threadgroup of the scan holds its part of a head's state.
+
+    Attributes:
+        lanes: that share a column: 32 is the plain form (one column a simdgroup and step), fewer is packed.
+        columns: that each group of lanes carries at once; their sums are independent, which hides latency.
+        simdgroups: of a threadgroup. tokens: staged together.
+    """
+
+    lanes: int = 8
+    columns: int = 2
+    simdgroups: int = 4
+    tokens: int = 16
+
+    @property
+    def width(self) -> int:
+        """Columns of the state that a threadgroup holds."""
+        return self.simdgroups * (32 // self.lanes) * self.columns
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether it divides a head of this shape."""
+        staged = self.tokens * (2 * shape.dk + self.width + 4) * 4
+        return (
+            shape.dk % self.lanes == 0
+            and shape.dv % self.width == 0
+            and self.tokens % self.simdgroups == 0
+            and staged <= 32 * 1024
+        )
+
+
+PLAIN = Layout(lanes=32, columns=1, simdgroups=4)
+PACKED = Layout(lanes=8, columns=2, simdgroups=4)
+
+
+def scan_layout(shape: Shape) -> Layout:
+    """The packed layout, with fewer tokens staged where a wide head would exceed 32 KB of threadgroup memory."""
+    return PACKED if PACKED.fits(shape) else Layout(lanes=8, columns=2, simdgroups=4, tokens=8)
+
+
+def scan_call(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    log_decay: mx.array,
+    beta: mx.array,
+    state: mx.array,
+    spans: mx.array | None = None,
+    *,
+    layout: Layout | None = None,
+) -> dict:
+    """The arguments of `SCAN` for `scan`.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+    """
+    shape, spans = check_scan_inputs(q, k, v, log_decay, beta, state, spans)
+    layout = layout or scan_layout(shape)
+    if not layout.fits(shape):
+        raise ValueError(f"{layout} does not divide heads of {shape.dk} x {shape.dv}")
+    return {
+        "inputs": [q, k, v, log_decay, beta, state, spans, shape.length],
+        "template": [
+            ("T", q.dtype),
+            *shape.template(),
+            ("LANES", layout.lanes),
+            ("COLS", layout.columns),
+            ("SIMDGROUPS", layout.simdgroups),
+            ("TOKENS", layout.tokens),
+        ],
+        "grid": (shape.dv // layout.width * 32 * layout.simdgroups, shape.batch * shape.hv, 1),
+        "threadgroup": (32 * layout.simdgroups, 1, 1),
+        "output_shapes": [v.shape, state.shape],
+        "output_dtypes": [q.dtype, mx.float32],
+    }
+
+
+def scan(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    log_decay: mx.array,
+    beta: mx.array,
+    state: mx.array,
+    spans: mx.array | None = None,
+    *,
+    layout: Layout | None = None,
+    target: str | None = None,
+) -> tuple[mx.array, mx.array]:
+    """The gated delta rule over the tokens of each row, in order.
+
+    S_t = exp(log_decay_t) S_(t-1) + beta_t (v_t - exp(log_decay_t) S_(t-1) k_t) k_t^T and y_t = S_t q_t. Tokens give the same bits however
+    a sequence is cut into calls.
+
+    Args:
+        q, k: [B, T, Hk, Dk], float32, float16 or bfloat16; normalised, the factor Dk^-0.5 already in q.
+        v: [B, T, Hv, Dv], same dtype; Hv is a multiple of Hk, and value head h reads key head h // (Hv / Hk).
+        log_decay, beta: [B, T, Hv], float32; log_decay at most 0.
+        state: [B, Hv, Dv, Dk], float32. Dk and Dv are multiples of 32, at most 256.
+        spans: [B, 2] int32, the tokens of each row that count (`row_spans`); all without it.
+        layout: how threadgroups hold the state; by default chosen by `scan_layout`.
+        target: where to run (`labkit.kernels.targets`).
+
+    Returns:
+        y [B, T, Hv, Dv] in q's dtype, zero where a token does not count, and the new state; a row without tokens keeps its
+        state bit for bit.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    Source: Yang, Kautz and Hatamizadeh, Gated Delta Networks (arXiv 2412.06464), section 3.
+    """
+    call = scan_call(q, k, v, log_decay, beta, state, spans, layout=layout)
+    return tuple(SCAN(**call, target=target))

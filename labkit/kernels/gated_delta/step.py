@@ -1,0 +1,132 @@
+"""The decode step: everything between the input projections and the output projection, in one launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+
+from labkit.kernels.gated_delta import native, reference
+from labkit.kernels.gated_delta.conv import check_layer
+from labkit.kernels.gated_delta.norm import constant
+from labkit.kernels.gated_delta.scan import PACKED
+from labkit.kernels.gated_delta.shapes import DELTA, check_spans, expect
+from labkit.kernels.launch import Kernel
+
+STEP = Kernel.from_file(
+    Path(__file__).parent / "step.metal",
+    ["qkv", "a", "b_gate", "z", "tail", "state", "weight", "a_log", "dt_bias", "norm_weight", "spans", "eps"],
+    ["out", "states", "tail_out"],
+    name="gated_delta_step",
+    header=DELTA,
+    reference=reference.step,
+    native=native.step,
+)
+
+MAX_TOKENS = 8
+"""Tokens of one step: their keys, queries and values stay within 32 KB of threadgroup memory."""
+
+
+def _simdgroups(dv: int) -> int:
+    # Sixteen hold 128 columns at once; a wider head takes two rounds.
+    per_simdgroup = 32 // PACKED.lanes * PACKED.columns
+    return max(n for n in range(1, 17) if dv % (n * per_simdgroup) == 0)
+
+
+def step_call(
+    qkv: mx.array,
+    a: mx.array,
+    b: mx.array,
+    z: mx.array,
+    tail: mx.array,
+    state: mx.array,
+    weight: mx.array,
+    a_log: mx.array,
+    dt_bias: mx.array,
+    norm_weight: mx.array,
+    eps: float,
+    spans: mx.array | None = None,
+    *,
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    each: bool = False,
+) -> dict:
+    """The arguments of `STEP` for `decode_step`.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit, or more than eight tokens.
+    """
+    shape, weight = check_layer(qkv, a, b, tail, weight, a_log, dt_bias, (*heads, *dims))
+    spans = check_spans(spans, shape.batch, shape.length)
+    staged = shape.length * (2 * shape.dk + shape.dv + 4) * 4
+    if shape.length > MAX_TOKENS or staged > 32 * 1024:
+        raise ValueError(
+            f"a decode step takes up to {MAX_TOKENS} tokens, not {shape.length}; take scan_inputs, scan and gated_norm"
+        )
+    outputs = (shape.batch, shape.length, shape.hv, shape.dv)
+    if z.size != qkv.shape[0] * shape.length * shape.hv * shape.dv:
+        raise ValueError(f"z needs a gate for each output {outputs}, not shape {z.shape}")
+    expect("state", state, (shape.batch, shape.hv, shape.dv, shape.dk), mx.float32)
+    expect("norm_weight", norm_weight, (shape.dv,))
+    threads = 32 * _simdgroups(shape.dv)
+    states = (shape.batch, shape.length, *state.shape[1:]) if each else state.shape
+    return {
+        "inputs": [qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight, spans, constant(eps)],
+        "template": [
+            ("T", qkv.dtype),
+            *shape.template(),
+            ("LANES", PACKED.lanes),
+            ("COLS", PACKED.columns),
+            ("SIMDGROUPS", threads // 32),
+            ("TOKENS", shape.length),
+            ("EACH", each),
+        ],
+        "grid": (shape.hv * threads, shape.batch, 1),
+        "threadgroup": (threads, 1, 1),
+        "output_shapes": [outputs, states, tail.shape],
+        "output_dtypes": [qkv.dtype, mx.float32, tail.dtype],
+    }
+
+
+def decode_step(
+    qkv: mx.array,
+    a: mx.array,
+    b: mx.array,
+    z: mx.array,
+    tail: mx.array,
+    state: mx.array,
+    weight: mx.array,
+    a_log: mx.array,
+    dt_bias: mx.array,
+    norm_weight: mx.array,
+    eps: float,
+    spans: mx.array | None = None,
+    *,
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    each: bool = False,
+    target: str | None = None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """One to eight tokens of B rows through a Gated DeltaNet mixer: `scan_inputs`, `scan` and `gated_norm` in one launch.
+
+    The three launches' results bit for bit, without their traffic: a row's state is read and written once, the rest stays on
+    the chip.
+
+    Args:
+        qkv, a, b, tail, weight, a_log, dt_bias, spans, heads, dims: as for `scan_inputs`, T at most 8.
+        z: [B, T, Hv, Dv] or [B, T, Hv * Dv], the gate of the norm. norm_weight: [Dv]. eps: as for `gated_norm`.
+        state: [B, Hv, Dv, Dk], float32.
+        each: give the state after each token, so that a verification can keep the one behind its last accepted token.
+        target: where to run (`labkit.kernels.targets`).
+
+    Returns:
+        out [B, T, Hv, Dv] in qkv's dtype, zero at pads; the new state [B, Hv, Dv, Dk], or [B, T, Hv, Dv, Dk] with `each`; the new
+        tail. A row without valid tokens keeps state and tail bit for bit.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit, or too many tokens.
+    """
+    call = step_call(
+        qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight, eps, spans, heads=heads, dims=dims, each=each
+    )
+    return tuple(STEP(**call, target=target))
