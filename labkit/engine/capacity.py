@@ -40,65 +40,67 @@ class CapacityError(ValueError):
         self.record = record
 
 
-def measure(loaded: LoadedModel, capacity_bytes: int | None = None) -> Capacity:
-    """The capacity of this device for `loaded`."""
-    layouts = [layout for layout in loaded.model.layouts if layout is not None]
-    limit = devices.this_device().working_set_bytes if capacity_bytes is None else capacity_bytes
-    text_config = loaded.config.get("text_config", loaded.config)
-    trained = text_config.get("max_position_embeddings") or (1 << 62)
-    result = Capacity(
-        limit,
-        loaded.weights_bytes,
-        sum(layout.bytes_per_token for layout in layouts),
-        sum(layout.bytes_fixed for layout in layouts),
-        0,
-    )
-    # The largest context that fits, by halving: rings stop growing, so there is no one price of a token.
-    low, high = 0, trained
-    while low < high:
-        middle = (low + high + 1) // 2
-        if loaded.weights_bytes + cache_bytes(loaded, middle) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return Capacity(**(result.as_record() | {"max_context_tokens": low}))
+class Budget:
+    """Sizes of requests against what the device has.
 
-
-def cache_bytes(loaded: LoadedModel, tokens: int, *, chunk: int = 1) -> int:
-    """Bytes of the caches of one request of `tokens` tokens, prefilled `chunk` at a time."""
-    return sum(
-        type(cache).bytes_of(layout, tokens, chunk=chunk)
-        for cache, layout in zip(loaded.model.make_caches(), loaded.model.layouts, strict=True)
-        if layout is not None
-    )
-
-
-def admit(loaded: LoadedModel, capacity: Capacity, prompt_tokens: int, max_tokens: int, *, chunk: int) -> None:
-    """Let a request pass that can fit.
-
-    Raises:
-        CapacityError: one that never will, with the seven numbers.
+    Attributes:
+        capacity: the numbers.
     """
-    required = capacity.weights_bytes + cache_bytes(loaded, prompt_tokens + max_tokens, chunk=min(chunk, prompt_tokens))
-    fits = required <= capacity.capacity_bytes
-    if fits and prompt_tokens <= capacity.max_context_tokens:
-        return
-    record = {
-        "code": "context_exceeds_capacity",
-        "retryable": False,
-        "prompt_tokens": prompt_tokens,
-        "max_tokens": max_tokens,
-        "required_bytes": required,
-        "capacity_bytes": capacity.capacity_bytes,
-        "weights_bytes": capacity.weights_bytes,
-        "kv_bytes_per_token": capacity.kv_bytes_per_token,
-        "max_context_tokens": capacity.max_context_tokens,
-    }
-    if fits:
-        reason = f"a prompt of {prompt_tokens} tokens is longer than the context of {capacity.max_context_tokens}"
-    else:
-        reason = (
-            f"{prompt_tokens} prompt tokens and {max_tokens} more need {required} bytes with the weights, and "
-            f"{capacity.capacity_bytes} are to be had: lower max_tokens or shorten the prompt"
+
+    def __init__(self, loaded: LoadedModel, capacity_bytes: int | None = None):
+        caches = zip(loaded.model.make_caches(), loaded.model.layouts, strict=True)
+        self._caches = [(type(cache), layout) for cache, layout in caches if layout is not None]
+        limit = devices.this_device().working_set_bytes if capacity_bytes is None else capacity_bytes
+        trained = loaded.config.get("text_config", loaded.config).get("max_position_embeddings") or (1 << 62)
+        # The longest context that fits, by halving: rings stop growing, so there is no one price of a token.
+        low, high = 0, trained
+        while low < high:
+            middle = (low + high + 1) // 2
+            if loaded.weights_bytes + self.cache_bytes(middle) <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        layouts = [layout for _, layout in self._caches]
+        self.capacity = Capacity(
+            capacity_bytes=limit,
+            weights_bytes=loaded.weights_bytes,
+            kv_bytes_per_token=sum(layout.bytes_per_token for layout in layouts),
+            state_bytes=sum(layout.bytes_fixed for layout in layouts),
+            max_context_tokens=low,
         )
-    raise CapacityError(reason, record)
+
+    def cache_bytes(self, tokens: int, *, chunk: int = 1) -> int:
+        """Bytes of the caches of one request of `tokens` tokens, prefilled `chunk` at a time."""
+        return sum(cache.bytes_of(layout, tokens, chunk=chunk) for cache, layout in self._caches)
+
+    def admit(self, prompt_tokens: int, max_tokens: int, *, chunk: int) -> None:
+        """Let a request pass that can fit.
+
+        Raises:
+            CapacityError: one that never will, with the seven numbers.
+        """
+        capacity = self.capacity
+        caches = self.cache_bytes(prompt_tokens + max_tokens, chunk=min(chunk, prompt_tokens))
+        required = capacity.weights_bytes + caches
+        fits = required <= capacity.capacity_bytes
+        if fits and prompt_tokens <= capacity.max_context_tokens:
+            return
+        record = {
+            "code": "context_exceeds_capacity",
+            "retryable": False,
+            "prompt_tokens": prompt_tokens,
+            "max_tokens": max_tokens,
+            "required_bytes": required,
+            "capacity_bytes": capacity.capacity_bytes,
+            "weights_bytes": capacity.weights_bytes,
+            "kv_bytes_per_token": capacity.kv_bytes_per_token,
+            "max_context_tokens": capacity.max_context_tokens,
+        }
+        if fits:
+            reason = f"a prompt of {prompt_tokens} tokens is longer than the context of {capacity.max_context_tokens}"
+        else:
+            reason = (
+                f"{prompt_tokens} prompt tokens and {max_tokens} more need {required} bytes with the weights, and "
+                f"{capacity.capacity_bytes} are to be had: lower max_tokens or shorten the prompt"
+            )
+        raise CapacityError(reason, record)

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from labkit.engine.capacity import Capacity, admit, measure
+from labkit.engine.capacity import Budget, Capacity
 from labkit.engine.events import Event, FinishReason, StepRecord, Usage
 from labkit.engine.params import SamplingParams
 from labkit.engine.request import Request
@@ -78,7 +78,7 @@ class Engine:
         self.loaded = loaded
         self.log: list[StepRecord] = []
         self._chunk = prefill_chunk or 2048
-        self._capacity = measure(loaded, capacity_bytes)
+        self._budget = Budget(loaded, capacity_bytes)
         self._clock = engine_clock()
         self._log_limit, self._steps = log_limit, 0
         self._waiting: list[Session] = []
@@ -117,7 +117,7 @@ class Engine:
                 raise ValueError(f"token {token} is not in the model's vocabulary of {known}")
         if any(session.request.id == request.id for session in self._sessions()):
             raise ValueError(f"request {request.id!r} is here already")
-        admit(self.loaded, self._capacity, len(request.tokens), request.params.max_tokens, chunk=self._chunk)
+        self._budget.admit(len(request.tokens), request.params.max_tokens, chunk=self._chunk)
         session = Session(
             self.loaded, request, chunk=self._chunk, clock=self._clock, on_event=on_event, constraint=constraint
         )
@@ -138,7 +138,7 @@ class Engine:
 
     def capacity(self) -> Capacity:
         """The numbers by which requests are admitted."""
-        return self._capacity
+        return self._budget.capacity
 
     @property
     def idle(self) -> bool:

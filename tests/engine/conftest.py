@@ -1,0 +1,29 @@
+"""Loaded tiny models and engines on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import labkit
+from tests.tiny_models import write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def loaded(tmp_path_factory) -> Callable[[str], labkit.LoadedModel]:
+    """name of a tiny model -> it, loaded once."""
+    folder, cache = tmp_path_factory.mktemp("models"), {}
+
+    def get(name: str) -> labkit.LoadedModel:
+        if name not in cache:
+            cache[name] = labkit.load(write_checkpoint(folder / name, name))
+        return cache[name]
+
+    return get
+
+
+@pytest.fixture
+def engine(loaded) -> labkit.Engine:
+    """An engine on the tiny llama, ends ignored by nobody."""
+    return labkit.Engine(loaded("llama"))
