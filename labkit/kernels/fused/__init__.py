@@ -1,7 +1,17 @@
 """Chains of small operations in one launch each.
 
-`residual_rms_norm` replaces an add and an RMSNorm: it reads x, residual and weight once and writes both results once, where
-the two separate launches also read the sum back (5 rows of traffic instead of 6, 1 launch instead of 2).
+| operation | replaces | for |
+| --- | --- | --- |
+| `residual_rms_norm` | add, RMSNorm | every block |
+| `norm_router` | add, RMSNorm, the router's quantised matmul | sparse blocks, up to 8 rows |
+| `qk_norm_rope` | splitting off the gate, two RMSNorms, two rotations, layout | attention |
+| `output_gate` | layout, sigmoid, multiply | attention |
+| `gated_rms_norm` | RMSNorm, silu, multiply | Gated DeltaNet |
+
+`savings` says how many launches and bytes each of them saves at a given size. Of the four chains that the specialised
+engine fuses, one is here (q and k before attention). The others live with the operation they are fused into: gate and
+up projections with their activation, and the down projection with routing weights and shared expert, in
+`grouped_matmul`; the recurrence with its norm in `gated_delta`.
 """
 
 from __future__ import annotations
@@ -12,8 +22,19 @@ from pathlib import Path
 import mlx.core as mx
 
 from labkit.kernels.fused import reference
+from labkit.kernels.fused.chains import gated_rms_norm, norm_router, output_gate, qk_norm_rope
 from labkit.kernels.headers import SHARED
 from labkit.kernels.launch import Kernel
+
+__all__ = [
+    "RESIDUAL_RMS_NORM",
+    "gated_rms_norm",
+    "norm_router",
+    "output_gate",
+    "qk_norm_rope",
+    "residual_rms_norm",
+    "residual_rms_norm_call",
+]
 
 RESIDUAL_RMS_NORM = Kernel.from_file(
     Path(__file__).parent / "residual_rms_norm.metal",
@@ -66,8 +87,8 @@ def residual_rms_norm(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        hidden: x + residual [..., D], and normed: hidden / sqrt(mean(hidden^2) + eps) * weight [..., D], in x's dtype. The
-        norm is taken of the rounded sum, as separate operations would.
+        hidden: x + residual [..., D], and normed: hidden / sqrt(mean(hidden^2) + eps) * weight [..., D], in x's dtype.
+        The norm is taken of the rounded sum, as separate operations would.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.

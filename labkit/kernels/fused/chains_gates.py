@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from labkit.kernels.fused.chains import (
+from labkit.kernels.fused.launches import (
     GATED_RMS_NORM,
     NORM_ROUTER,
     OUTPUT_GATE,

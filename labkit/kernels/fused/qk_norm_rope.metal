@@ -1,49 +1,55 @@
 // A simdgroup takes one head of one token: its values stay in registers from the load to the rotation. Only the rotary part
 // passes through threadgroup memory, where each value finds the other one of its pair.
-constexpr int VALUES = (D + 31) / 32;
+constexpr int PARTS = (D + 32 * VEC - 1) / (32 * VEC);
+constexpr uint HALF = ROTARY / 2;
 threadgroup float rotary[THREADS / 32][ROTARY > 0 ? ROTARY : 1];
 uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
 uint row = threadgroup_position_in_grid.x * (THREADS / 32) + simdgroup;
 uint token = row / (HQ + HK), head = row % (HQ + HK);
 if (token < uint(N)) {
   bool is_query = head < HQ;
-  constexpr int STRIDE = GATED ? 2 * D : D;
-  float v[VALUES];
+  size_t from = is_query ? (size_t(token) * HQ + head) * (GATED ? 2 * D : D) : (size_t(token) * HK + head - HQ) * D;
+  float v[PARTS * VEC];
   float sum = 0.0f;
-  for (int i = 0; i < VALUES; i++) {
-    uint d = lane + 32 * i;
-    v[i] = 0.0f;
+  for (int i = 0; i < PARTS; i++) {
+    uint d = (lane + 32 * i) * VEC;
+    for (int j = 0; j < VEC; j++) v[i * VEC + j] = 0.0f;
     if (d < D) {
-      v[i] = is_query ? static_cast<float>(queries[(size_t(token) * HQ + head) * STRIDE + d])
-                      : static_cast<float>(keys[(size_t(token) * HK + head - HQ) * D + d]);
+      if (is_query) Values<VEC, T>::load(queries + from + d, v + i * VEC);
+      else Values<VEC, T>::load(keys + from + d, v + i * VEC);
     }
-    sum += v[i] * v[i];
+    for (int j = 0; j < VEC; j++) sum += v[i * VEC + j] * v[i * VEC + j];
   }
   float scale = metal::precise::rsqrt(simd_sum(sum) / D + eps);
-  for (int i = 0; i < VALUES; i++) {
-    uint d = lane + 32 * i;
-    if (d < D) {
-      v[i] *= scale * (is_query ? static_cast<float>(q_weight[d]) : static_cast<float>(k_weight[d]));
-      if (d < ROTARY) rotary[simdgroup][d] = v[i];
+  for (int i = 0; i < PARTS; i++) {
+    for (uint j = 0; j < VEC; j++) {
+      uint d = (lane + 32 * i) * VEC + j;
+      if (d < D) {
+        float weight = is_query ? static_cast<float>(q_weight[d]) : static_cast<float>(k_weight[d]);
+        v[i * VEC + j] *= scale * weight;
+        if (d < ROTARY) rotary[simdgroup][d] = v[i * VEC + j];
+      }
     }
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
   uint b = token / uint(L), l = token % uint(L);
   float position = static_cast<float>(PER_TOKEN ? positions[token] : positions[b] + int(l));
-  for (int i = 0; i < VALUES; i++) {
-    uint d = lane + 32 * i;
-    if (d < D) {
-      float y = v[i];
+  size_t to = is_query ? ((size_t(b) * HQ + head) * L + l) * D : ((size_t(b) * HK + head - HQ) * L + l) * D;
+  for (int i = 0; i < PARTS; i++) {
+    uint first = (lane + 32 * i) * VEC;
+    for (uint j = 0; j < VEC; j++) {
+      uint d = first + j;
       if (d < ROTARY) {
-        constexpr uint HALF = ROTARY / 2;
         bool low = d < HALF;
         float angle = position * inverse_frequency[low ? d : d - HALF];
-        float other = rotary[simdgroup][low ? d + HALF : d - HALF];
+        float y = v[i * VEC + j], other = rotary[simdgroup][low ? d + HALF : d - HALF];
         float c = metal::precise::cos(angle), s = metal::precise::sin(angle);
-        y = low ? y * c - other * s : other * s + y * c;
+        v[i * VEC + j] = low ? y * c - other * s : other * s + y * c;
       }
-      if (is_query) q[((size_t(b) * HQ + head) * L + l) * D + d] = static_cast<T>(y);
-      else k[((size_t(b) * HK + head - HQ) * L + l) * D + d] = static_cast<T>(y);
+    }
+    if (first < D) {
+      if (is_query) Values<VEC, T>::store(q + to + first, v + i * VEC);
+      else Values<VEC, T>::store(k + to + first, v + i * VEC);
     }
   }
 }

@@ -1,0 +1,207 @@
+"""Fused chains beyond their gates: mlx-lm's own blocks, positions, views, what they save, errors."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from labkit.kernels import fused, simulator
+from labkit.kernels.fused import savings
+from labkit.kernels.fused.launches import (
+    GATED_RMS_NORM,
+    MAX_ROUTED_ROWS,
+    NORM_ROUTER,
+    OUTPUT_GATE,
+    QK_NORM_ROPE,
+    gated_rms_norm_call,
+    norm_router_call,
+    output_gate_call,
+    qk_norm_rope_call,
+)
+
+TARGETS = ("simulator", "reference")
+
+
+def normal(*shape: int) -> mx.array:
+    return mx.random.normal(shape)
+
+
+def quantised(experts: int, dim: int, group_size: int = 64, bits: int = 8) -> tuple[mx.array, mx.array, mx.array]:
+    return tuple(mx.quantize(normal(experts, dim) * dim**-0.5, group_size=group_size, bits=bits))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("length", [1, 3])
+def test_qk_norm_rope_is_mlx_lms(target, length):
+    """Qwen3.5's chain by its own calls: split, norm, transpose, rope at per-row offsets."""
+    heads, key_heads, dim, rotary, offsets = 3, 1, 64, 16, mx.array([5, 130])
+    projected, keys = normal(2, length, heads, 2 * dim), normal(2, length, key_heads, dim)
+    weights = mx.random.uniform(0.5, 1.5, (2, dim))
+    queries, _ = mx.split(projected, 2, axis=-1)
+    rotate = lambda x: mx.fast.rope(x, rotary, traditional=False, base=1e5, scale=1.0, offset=offsets)
+    want_q = rotate(mx.fast.rms_norm(queries, weights[0], 1e-6).transpose(0, 2, 1, 3))
+    want_k = rotate(mx.fast.rms_norm(keys, weights[1], 1e-6).transpose(0, 2, 1, 3))
+    q, k = fused.qk_norm_rope(projected, keys, *weights, offsets, eps=1e-6, rotary=rotary, base=1e5, target=target)
+    np.testing.assert_allclose(q, want_q, atol=3e-5)
+    np.testing.assert_allclose(k, want_k, atol=3e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_positions_by_row_and_by_token_agree(target):
+    q, k = normal(2, 4, 2, 32), normal(2, 4, 1, 32)
+    weights = mx.ones((2, 32))
+    by_row = fused.qk_norm_rope(q, k, *weights, mx.array([7, -2]), eps=1e-6, rotary=8, target=target)
+    positions = mx.array([7, -2])[:, None] + mx.arange(4)
+    by_token = fused.qk_norm_rope(q, k, *weights, positions, eps=1e-6, rotary=8, target=target)
+    for one, other in zip(by_row, by_token, strict=True):
+        assert mx.array_equal(one, other)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rotation_is_relative(target):
+    """The product of a rotated q and k depends on the distance alone, near position 0 and near 100,000."""
+    q, k = normal(1, 1, 1, 32), normal(1, 1, 1, 32)
+
+    def product(at: int) -> float:
+        turn = lambda position: fused.qk_norm_rope(
+            q, k, mx.ones((32,)), mx.ones((32,)), mx.array([position]), eps=1e-6, rotary=32, base=1e6, target=target
+        )
+        return (turn(at + 3)[0] * turn(at)[1]).sum().item()
+
+    assert abs(product(0) - product(100_000)) < 0.05
+    assert abs(product(0) - product(50)) < 1e-4
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_given_frequencies_and_no_rotation(target):
+    q, k, weights = normal(1, 2, 1, 16), normal(1, 2, 1, 16), mx.ones((2, 16))
+    at = mx.array([9])
+    frequency = 1e4 ** (-mx.arange(0, 8, 2) / 8)
+    given = fused.qk_norm_rope(q, k, *weights, at, eps=0.0, rotary=8, inverse_frequency=frequency, target=target)
+    based = fused.qk_norm_rope(q, k, *weights, at, eps=0.0, rotary=8, base=1e4, target=target)
+    np.testing.assert_allclose(given[0], based[0], atol=1e-5)
+    still = fused.qk_norm_rope(q, k, *weights, at, eps=0.0, rotary=0, target=target)[0]
+    np.testing.assert_allclose(still, mx.fast.rms_norm(q, None, 0.0).transpose(0, 2, 1, 3), atol=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_output_gate_is_mlx_lms(target):
+    attended, projected = normal(2, 3, 5, 16), normal(2, 5, 3, 32)
+    _, gate = mx.split(projected, 2, axis=-1)
+    want = attended.transpose(0, 2, 1, 3).reshape(2, 5, -1) * mx.sigmoid(gate.reshape(2, 5, -1))
+    np.testing.assert_allclose(fused.output_gate(attended, projected, target=target), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_gated_rms_norm_is_mlx_lms(target):
+    from mlx_lm.models.qwen3_next import Qwen3NextRMSNormGated
+
+    norm = Qwen3NextRMSNormGated(24)
+    norm.weight = mx.random.uniform(0.5, 1.5, (24,))
+    x, z = normal(2, 3, 4, 24), normal(2, 3, 4, 24)
+    got = fused.gated_rms_norm(x, z, norm.weight, norm.eps, target=target)
+    np.testing.assert_allclose(got, norm(x, z), atol=2e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("start", [0, 8, 13])
+def test_gates_may_lie_inside_wider_rows(target, start):
+    x, wide, weight = normal(3, 2, 16), normal(3, 48), normal(16)
+    z = wide[:, start : start + 32].reshape(3, 2, 16)
+    inside = fused.gated_rms_norm(x, wide, weight, 1e-6, start=start, target=target)
+    assert mx.array_equal(inside, fused.gated_rms_norm(x, z, weight, 1e-6, target=target))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [1, MAX_ROUTED_ROWS, MAX_ROUTED_ROWS + 1])
+@pytest.mark.parametrize(("group_size", "bits"), [(64, 8), (32, 4)])
+def test_norm_router_is_mlxs_operations(target, rows, group_size, bits):
+    """On both sides of the switch to a matmul."""
+    x, residual, weight = normal(rows, 128), normal(rows, 128), normal(128)
+    router = quantised(19, 128, group_size, bits)
+    hidden, normed, logits = fused.norm_router(
+        x, residual, weight, router, 1e-6, group_size=group_size, bits=bits, target=target
+    )
+    np.testing.assert_allclose(hidden, x + residual, atol=1e-6)
+    np.testing.assert_allclose(normed, mx.fast.rms_norm(x + residual, weight, 1e-6), atol=1e-5)
+    want = mx.quantized_matmul(normed, *router, transpose=True, group_size=group_size, bits=bits)
+    np.testing.assert_allclose(logits, want, atol=1e-5)
+
+
+def test_infinite_gates_saturate():
+    """A gate of -inf closes and one of +inf opens, without NaN."""
+    gates = mx.array([-np.inf, -1e4, 1e4, np.inf] * 2)
+    projected = mx.concatenate([mx.zeros((8,)), gates]).reshape(1, 1, 1, 16)
+    for target in TARGETS:
+        out = fused.output_gate(mx.ones((1, 1, 1, 8)), projected, target=target)
+        assert out.reshape(-1).tolist() == [0, 0, 1, 1] * 2
+
+
+def footprint(kernel, call) -> int:
+    """Bytes that a simulated launch touches, each once."""
+    return simulator.run(kernel.text, kernel.launch(**call), check=True).traffic.summary()["footprint"]
+
+
+def test_fused_bytes_are_what_the_kernels_touch():
+    """The claims of `savings` against the simulator's count, in fp32; small inputs (positions, eps) come on top."""
+    q, k, weights = normal(2, 3, 4, 64), normal(2, 3, 2, 32), mx.ones((2, 32))
+    claims = [
+        (
+            QK_NORM_ROPE,
+            qk_norm_rope_call(q, k, *weights, mx.array([1, 2]), 1e-6, 8),
+            savings.qk_norm_rope(6, 4, 2, 32, 4),
+        ),
+        (OUTPUT_GATE, output_gate_call(normal(2, 4, 3, 32), q), savings.output_gate(6, 4, 32, 4, length=3)),
+        (
+            GATED_RMS_NORM,
+            gated_rms_norm_call(normal(6, 4, 32), normal(6, 4, 32), weights[0], 1e-6),
+            savings.gated_rms_norm(6, 4, 32, 4),
+        ),
+        (
+            NORM_ROUTER,
+            norm_router_call(normal(2, 128), normal(2, 128), mx.ones((128,)), quantised(24, 128), 1e-6, 64, 8),
+            savings.norm_router(2, 128, 24, itemsize=4),
+        ),
+    ]
+    for kernel, call, saving in claims:
+        touched = footprint(kernel, call)
+        assert saving.fused.bytes <= touched <= saving.fused.bytes * 1.05 + 2048, kernel.name
+        assert saving.launches > 0
+        assert saving.bytes > 0 or kernel is NORM_ROUTER
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: fused.qk_norm_rope(
+                normal(1, 1, 2, 24), normal(1, 1, 1, 16), mx.ones(16), mx.ones(16), mx.array([0]), eps=0.0, rotary=8
+            ),
+            "16 or 32 wide for keys 16 wide, not 24",
+        ),
+        (
+            lambda: fused.qk_norm_rope(
+                normal(1, 1, 2, 16), normal(1, 1, 1, 16), mx.ones(16), mx.ones(16), mx.array([0]), eps=0.0, rotary=7
+            ),
+            "rotary must be even and at most 16, not 7",
+        ),
+        (
+            lambda: fused.qk_norm_rope(
+                normal(2, 3, 2, 16), normal(2, 3, 1, 16), mx.ones(16), mx.ones(16), mx.array([0]), eps=0.0, rotary=8
+            ),
+            r"positions need shape \(2,\) or \(2, 3\), not \(1,\)",
+        ),
+        (lambda: fused.output_gate(normal(1, 2, 3, 4), normal(1, 2, 3, 8)), r"q_gate needs shape \(1, 3, 2, 8\)"),
+        (lambda: fused.gated_rms_norm(normal(2, 2, 4), normal(2, 9), mx.ones(4), 0.0, start=2), "8 columns from 2 on"),
+        (
+            lambda: fused.norm_router(normal(1, 96), normal(1, 96), mx.ones(96), quantised(4, 128), 0.0),
+            "divide D = 96, not 8 and 64",
+        ),
+        (
+            lambda: fused.norm_router(normal(1, 64), normal(1, 64), mx.ones(64), quantised(4, 128), 0.0),
+            "does not fit D = 64",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
