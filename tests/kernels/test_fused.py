@@ -108,7 +108,8 @@ def test_gates_may_lie_inside_wider_rows(target, start):
     x, wide, weight = normal(3, 2, 16), normal(3, 48), normal(16)
     z = wide[:, start : start + 32].reshape(3, 2, 16)
     inside = fused.gated_rms_norm(x, wide, weight, 1e-6, start=start, target=target)
-    assert mx.array_equal(inside, fused.gated_rms_norm(x, z, weight, 1e-6, target=target))
+    # Rows that begin off a multiple of four are read one by one, and summed in another order.
+    np.testing.assert_allclose(inside, fused.gated_rms_norm(x, z, weight, 1e-6, target=target), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("target", TARGETS)
