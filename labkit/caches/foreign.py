@@ -35,6 +35,10 @@ class Foreign(Cache):
         self.inner.state = value
 
     @property
+    def meta_state(self) -> dict[str, Any]:
+        return {}
+
+    @property
     def nbytes(self) -> int:
         return self.inner.nbytes
 
