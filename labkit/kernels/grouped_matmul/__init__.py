@@ -5,9 +5,9 @@
 | `grouped_experts` | 3 | many tokens: tiles of sorted rows, as high as the experts' load asks for |
 | `decode_experts` | 2 | a few tokens: each assignment reads its expert's weights once, nothing is sorted |
 
-Both fuse gate, up and SwiGLU into one launch, and weigh the down products before they are stored. The decode form also adds
-them up, with the shared expert, in the same launch. Tiles leave that to `combine_experts`, since a token's experts lie in
-different tiles: sums in the order of slots, the same at every run, for one write and one read of T * k * N values.
+Both fuse gate, up and SwiGLU into one launch, and weigh the down products before they are stored. The decode form also
+adds them up, with the shared expert, in the same launch. Tiles leave that to `combine_experts`, since a token's experts
+lie in different tiles: sums in the order of slots, the same at every run, for a write and a read of T * k * N values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 DECODE_TOKENS = 8
-"""Tokens up to which `decode_experts` is the better form: with 8 of 256 experts each, 64 assignments meet about 57 experts."""
+"""Tokens up to which `decode_experts` is the better form: 64 assignments to 256 experts still meet about 57 of them."""
 
 
 def form_for(x: mx.array, *weights: Packed, target: str | None = None) -> str:
@@ -54,7 +54,7 @@ def form_for(x: mx.array, *weights: Packed, target: str | None = None) -> str:
 def choose_tile(assignments: int, experts: int, form: str) -> int:
     """Rows of a tile for the mean load of an expert.
 
-    A block's cost follows its rows in steps of 16 (fragments without rows are skipped), but each block dequantises the whole
+    A block's cost follows its rows in steps of 16 (fragments without rows are skipped), but each block dequantises all
     of its columns: so the tile is the smallest that holds the mean load. `Groups.block_map` must be made for it.
     """
     mean = -(-assignments // experts)
@@ -86,8 +86,8 @@ def grouped_experts(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        [T, D] in x's dtype: sum over k of weights * down(silu(gate x) * up x), plus the shared part. The hidden rows and the
-        weighed products are rounded to x's dtype; sums are fp32.
+        [T, D] in x's dtype: sum over k of weights * down(silu(gate x) * up x), plus the shared part. The hidden rows
+        and the weighed products are rounded to x's dtype; sums are fp32.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
@@ -127,8 +127,8 @@ def decode_experts(
         indices: [T, k] int32, experts of each token.
 
     Returns:
-        [T, D] in x's dtype, as `grouped_experts`; here the weighed products are not rounded before they are summed, and the
-        weights are used exactly.
+        [T, D] in x's dtype, as `grouped_experts`; here the weighed products are not rounded before they are summed, and
+        the weights are used exactly.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.

@@ -64,7 +64,7 @@ def packed_experts(experts: int, n: int, k: int, dtype: mx.Dtype, bits: int = 4,
 
 
 def _indices(tokens: int, k: int, experts: int) -> np.ndarray:
-    # The same every time: who is chosen decides what is touched, and the budget counts that. Experts 1, 4, 7, ... get no row.
+    # The same every time: who is chosen decides what is touched, which the budget counts. Experts 1, 4, ... get none.
     rng = np.random.default_rng(0)
     busy = [e for e in range(experts) if e % 3 != 1]
     return np.stack([rng.permutation(busy)[:k] for _ in range(tokens)]).astype(np.int32)

@@ -121,7 +121,7 @@ def expert_down_call(
 
 
 def combine_experts_call(products: mx.array, shared: mx.array | None = None, factor: mx.array | None = None) -> dict:
-    """The arguments of `COMBINE_EXPERTS`: y [T, N] = sum of products [T, k, N] over k, plus factor [T] times shared [T, N].
+    """The arguments of `COMBINE_EXPERTS`: y [T, N] = sum of products [T, k, N] over k, plus factor [T] shared [T, N].
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
@@ -191,7 +191,7 @@ def decode_down_call(
     """The arguments of `DECODE_DOWN[form]`: y [T, N], the experts' products weighed and summed, and the shared expert.
 
     Args:
-        hidden: [T * k, K] by assignment. down: E experts of N x K. indices: [T, k] int32. weights: [T, k], any float dtype.
+        hidden: [T * k, K] by assignment. down: E experts of N x K. indices: [T, k] int32. weights: [T, k], any float.
         shared: [T, N], times factor [T]. simds, unroll: as for `few_rows_call`, over the k experts as one row.
 
     Raises:
@@ -201,7 +201,7 @@ def decode_down_call(
     tokens, k = _check_indices(indices, hidden.shape[0] // indices.shape[-1])
     if hidden.shape[0] != indices.size or weights.shape != indices.shape:
         raise ValueError(
-            f"hidden and weights have a row for each of {indices.shape} assignments, not {hidden.shape} and {weights.shape}"
+            f"hidden and weights are for {indices.shape} assignments, not {hidden.shape} and {weights.shape}"
         )
     shared, factor, has_shared = _shared(shared, factor, tokens, down.n, hidden.dtype)
     chosen = split_for(k * -(-down.k * down.bits // 512))

@@ -35,14 +35,14 @@ __all__ = [
 Variant = Literal["few_rows", "many_rows", "dequantize", "mlx"]
 
 DEQUANTIZE_FROM = 1024
-"""Rows from which dequantising once and multiplying beats the tile on CUDA. From counts: MLX's bf16 product runs at 705 TFLOP/s
-on an H200, a tile of `mma.sync` below 400, and one pass over the dequantised matrix costs about 250 rows' worth of time."""
+"""Rows from which dequantising once and multiplying beats the tile on CUDA. From counts: MLX's bf16 product runs at 705
+TFLOP/s on an H200, a tile of `mma.sync` below 400, and a pass over the dequantised matrix costs as much as 250 rows."""
 
 
 def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) -> Variant:
     """The variant for a product on a target.
 
-    CUDA, H200, 4 bits, K = 2048: MLX's op takes 34 us for one row of N = 12288 and 77 us for four, where the bytes take 4.
+    CUDA, H200, 4 bits, K = 2048: MLX's op takes 34 us for one row of N = 12288, 77 us for four, where the bytes take 4.
     Metal: MLX's op, whose kernels are tuned there, except for 2 to 8 rows, which it has no path for. CPU: MLX's op.
     """
     if not weights.fits_kernels or target in (None, "native", "reference"):
@@ -70,13 +70,13 @@ def quantized_matmul(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        [..., N] in x's dtype. Sums are fp32. `few_rows` uses the weights exactly; the others round each to x's dtype first.
+        [..., N] in x's dtype. Sums are fp32. `few_rows` uses the weights exactly; the others round each to x's dtype.
 
     Raises:
         ValueError: shapes or dtypes that do not fit, or no such variant.
 
-    Source: MLX's affine quantisation (`mx.quantize`). The tensor-core forms take their masks from Marlin (Frantar et al. 2024,
-    arXiv 2408.11743) and FasterTransformer's interleaved int4 conversion.
+    Source: MLX's affine quantisation (`mx.quantize`). The tensor-core forms take their masks from Marlin (Frantar et
+    al. 2024, arXiv 2408.11743) and FasterTransformer's interleaved int4 conversion.
     """
     if x.ndim == 0 or x.shape[-1] != weights.k or x.size == 0:
         raise ValueError(f"x needs {weights.k} columns and at least one row, not shape {x.shape}")

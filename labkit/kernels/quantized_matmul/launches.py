@@ -102,7 +102,7 @@ def few_rows_call(
 
 
 def columns_of(form: str, paired: bool = False) -> int:
-    """Output columns of a tile: 128 by tensor cores, 64 by simdgroup matrices, half of it where gate and up share it."""
+    """Output columns of a tile: 128 by tensor cores, 64 by simdgroup matrices; half where gate and up share it."""
     return (128 if form == "tensor" else 64) // (2 if paired else 1)
 
 
@@ -140,7 +140,7 @@ def many_rows_call(
 
 
 def check_tile(form: str, tile: int) -> int:
-    """A number of rows that a form has tiles of. Simdgroup matrices stop at 64: their tiles live in 32 KB with 64 columns.
+    """A number of rows that a form has tiles of. Simdgroup matrices stop at 64: their tiles live in 32 KB.
 
     Raises:
         ValueError: no such tile.

@@ -18,7 +18,7 @@ class Packed:
 
     Attributes:
         w: [N, K * bits / 32] or [E, N, ...] uint32, q of the first weight in the lowest bits.
-        scales, biases: [N, K / group_size] or [E, N, ...], one of each for a group of consecutive weights; one float dtype.
+        scales, biases: [N, K / group_size] or [E, N, ...], one of each for a group of weights; one float dtype.
         group_size: 32, 64 or 128. bits: 4 or 8.
 
     Raises:
@@ -42,7 +42,7 @@ class Packed:
         groups = (*self.w.shape[:-1], self.w.shape[-1] * 32 // self.bits // self.group_size)
         if self.scales.shape != groups or self.biases.shape != groups or self.scales.dtype != self.biases.dtype:
             raise ValueError(
-                f"w of {self.w.shape} in {self.bits} bits and groups of {self.group_size} has scales and biases of {groups}, "
+                f"w of {self.w.shape}, {self.bits} bits, groups of {self.group_size}: scales and biases are {groups}, "
                 f"not {self.scales.shape} {self.scales.dtype} and {self.biases.shape} {self.biases.dtype}"
             )
         if not mx.issubdtype(self.scales.dtype, mx.floating):
