@@ -19,6 +19,7 @@ from labkit.report.provenance import scrub
 
 LARGEST_BYTES = 300_000
 LONGEST_CELL = 50
+WIDEST_LINE = 100
 REQUIRED_PARAMETERS = ("quick",)
 
 # Folders of a person's machine, whoever's: a notebook may come from any.
@@ -96,6 +97,9 @@ def _length(cell: Any, number: int) -> Iterator[str]:
     lines = len(cell.source.splitlines())
     if lines > LONGEST_CELL:
         yield f"it has {lines} lines, more than {LONGEST_CELL}: move logic into the library"
+    widest = max(map(len, cell.source.splitlines()), default=0)
+    if widest > WIDEST_LINE:
+        yield f"it has a line of {widest} columns, more than {WIDEST_LINE}: a page cuts it off"
 
 
 def _paths(cell: Any, number: int) -> Iterator[str]:

@@ -57,6 +57,9 @@ def parse(source: str, where: str) -> dict[str, Parameter]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
+    # A comment explains the line below itself only where it stands alone.
+    lines = source.splitlines()
+    above = {number: text for number, text in comments.items() if lines[number - 1].lstrip().startswith("#")}
     result = {}
     for node in ast.parse(source).body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.value is None:
@@ -65,7 +68,7 @@ def parse(source: str, where: str) -> dict[str, Parameter]:
             default = ast.literal_eval(node.value)
         except ValueError:
             raise ParameterError(f"{where}: parameter {node.target.id} has no literal default") from None
-        help = comments.get(node.end_lineno, comments.get(node.lineno - 1, ""))
+        help = comments.get(node.end_lineno) or above.get(node.lineno - 1, "")
         result[node.target.id] = Parameter(node.target.id, ast.unparse(node.annotation), default, help)
     return result
 

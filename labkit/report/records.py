@@ -28,7 +28,9 @@ class Record:
         return {"name": self.name, "basis": self.basis, "values": self.values}
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.basis}): " + ", ".join(f"{key} = {_short(v)}" for key, v in self.values.items())
+        width = max(map(len, self.values))
+        lines = (f"  {key:{width}}  {_short(value)}" for key, value in self.values.items())
+        return "\n".join([f"{self.name} ({self.basis})", *lines])
 
 
 def record(name: str, *, basis: Basis, **values: Any) -> None:

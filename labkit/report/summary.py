@@ -64,7 +64,7 @@ def as_markdown(summary: dict[str, Any]) -> str:
         state = "passed" if one["passed"] else f"failed: {_cell(one['failure'])}"
         lines.append(f"| {one['notebook']} | {state} | {one['seconds']:.1f} | {one['cells']} |")
     for notebook in dict.fromkeys(record["notebook"] for record in summary["records"]):
-        lines += ["", f"## {notebook}", ""]
+        lines += ["", f"## {notebook.removesuffix('.ipynb').replace('_', ' ')}", ""]
         own = [Record(r["name"], r["basis"], r["values"]) for r in summary["records"] if r["notebook"] == notebook]
         lines += _records(own)
     return "\n".join(lines) + "\n"
@@ -87,7 +87,9 @@ def _number(value: Any) -> str:
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     if isinstance(value, list):
         return ", ".join(map(_number, value))
-    return ", ".join(f"{key} {_number(item)}" for key, item in value.items())
+    # Notebook files keep keys in alphabetical order, which is no order for sizes.
+    keys = sorted(value, key=lambda key: (0, float(key), "") if key.replace(".", "", 1).isdigit() else (1, 0.0, key))
+    return ", ".join(f"{key}: {_number(value[key])}" for key in keys)
 
 
 def _cell(text: str) -> str:

@@ -1,0 +1,179 @@
+"""Running notebooks: every way to fail ends soon, says where, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+
+from labkit.report import runner
+from labkit.report.parameters import ParameterError
+
+
+def family() -> set[int]:
+    """Every process below this one."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != "zombie"}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, write_notebook) -> dict[str, runner.Outcome]:
+    """One run of notebooks that each end in their own way."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    show = "from labkit.report import record\nrecord('result', basis='counted', steps=steps, quick=quick)"
+    where = "import labkit, sys\nprint(labkit.__file__)\nprint(sys.prefix)"
+    notebooks = [
+        write_notebook(folder / "good.ipynb", where, show, ("1 / 0", ["raises-exception"]), "print(name)"),
+        write_notebook(folder / "raises.ipynb", "x = 1", "# a comment\nx / 0", "never = 1"),
+        write_notebook(
+            folder / "killed.ipynb",
+            "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])",
+            "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+        ),
+        write_notebook(folder / "silent.ipynb", ("x = 1", ["raises-exception"])),
+    ]
+    before, start = family(), time.monotonic()
+    done = runner.run(notebooks, folder / "out", {"steps": "7"})
+    assert time.monotonic() - start < 100
+    assert family() - before == set()
+    return {outcome.notebook.stem: outcome for outcome in done}
+
+
+def test_a_good_notebook_passes_with_parameters_and_records(outcomes: dict[str, runner.Outcome]) -> None:
+    good = outcomes["good"]
+    assert good.passed, good.failure
+    assert [(r.name, r.basis, r.values) for r in good.records] == [("result", "counted", {"steps": 7, "quick": True})]
+    assert good.cells == 6  # four, the parameters, and the cell that papermill puts behind them
+
+
+def test_its_copy_carries_provenance_and_no_path_of_this_machine(outcomes: dict[str, runner.Outcome]) -> None:
+    text = outcomes["good"].output.read_text()
+    about = json.loads(text)["metadata"]["labkit"]
+    assert about["parameters"] == {"steps": 7}
+    assert about["device"]["kind"] in ("cpu", "cuda", "metal")
+    assert about["failed"] is False
+    for folder in (str(Path.cwd()), str(Path.home()), sys.prefix, "papermill"):
+        assert folder not in text.replace('"papermill": "', "")
+    assert "./labkit/__init__.py" in text or "<python>" in text
+
+
+def test_warning_cells_of_papermill_are_gone_where_the_error_was_expected(outcomes: dict[str, runner.Outcome]) -> None:
+    book = nbformat.read(outcomes["good"].output, 4)
+    assert not [cell for cell in book.cells if "papermill-error" in str(cell.metadata) or "exception" in cell.source]
+    assert any(output.output_type == "error" for cell in book.cells for output in cell.get("outputs", ()))
+
+
+def test_a_raising_cell_fails_and_is_named(outcomes: dict[str, runner.Outcome]) -> None:
+    failure = outcomes["raises"].failure
+    assert failure.kind == "cell"
+    assert failure.describe("raises.ipynb") == "raises.ipynb, In [4] (# a comment): ZeroDivisionError: division by zero"
+    assert "----> 2 x / 0" in failure.detail
+    assert "\x1b" not in failure.detail
+
+
+def test_a_killed_kernel_is_an_error_within_30_seconds_and_names_its_cell(outcomes: dict[str, runner.Outcome]) -> None:
+    killed = outcomes["killed"]
+    assert killed.failure.kind == "dead"
+    assert killed.failure.cell == 4
+    assert killed.failure.line == "import os, signal"
+    assert killed.seconds < 60
+
+
+def test_an_expected_error_that_stays_away_is_a_failure(outcomes: dict[str, runner.Outcome]) -> None:
+    failure = outcomes["silent"].failure
+    assert failure.kind == "records"
+    assert "raised nothing" in failure.message
+
+
+def test_parameters_are_checked_before_anything_starts(tmp_path: Path, write_notebook) -> None:
+    path = write_notebook(tmp_path / "n.ipynb", "x = 1")
+    before = family()
+    with pytest.raises(ParameterError, match="'stepps'"):
+        runner.run([path], tmp_path / "out", {"stepps": "1"})
+    assert family() == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_sources_are_never_overwritten(tmp_path: Path, write_notebook) -> None:
+    path = write_notebook(tmp_path / "n.ipynb", "x = 1")
+    with pytest.raises(ValueError, match="holds the notebooks themselves"):
+        runner.run([path], tmp_path)
+    twin = write_notebook(tmp_path / "elsewhere.ipynb", "x = 1").rename(tmp_path / "twin.ipynb")
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(ValueError, match="same file name"):
+        runner.run([twin, write_notebook(other / "twin.ipynb", "x = 1")], tmp_path / "out")
+
+
+def test_a_cell_that_never_ends_is_stopped(tmp_path: Path, write_notebook) -> None:
+    path = write_notebook(tmp_path / "n.ipynb", "import time\ntime.sleep(300)")
+    before = family()
+    (outcome,) = runner.run([path], tmp_path / "out", cell_timeout=2)
+    assert outcome.failure.kind == "timeout"
+    assert "longer than 2 s" in outcome.failure.message
+    assert family() == before
+
+
+@pytest.fixture
+def broken_start(monkeypatch: pytest.MonkeyPatch):
+    """Makes the next `count` kernel starts fail, by a worker that ends as one does whose kernel never answered."""
+    real, left = subprocess.Popen, []
+
+    def popen(command, **kwargs):
+        if command[-1] == "labkit.report.worker" and left:
+            left.pop()
+            event = json.dumps({"event": "failed", "kind": "start", "message": "no answer", "detail": "", "cell": None})
+            command = [sys.executable, "-c", f"input(); print({event!r})"]
+        return real(command, **kwargs)
+
+    monkeypatch.setattr(runner.subprocess, "Popen", popen)
+    return left
+
+
+def test_a_failed_kernel_start_is_tried_once_more(tmp_path: Path, write_notebook, broken_start: list) -> None:
+    path = write_notebook(tmp_path / "n.ipynb", "x = 1")
+    broken_start.append("fail")
+    steps: list[str] = []
+    (outcome,) = runner.run([path], tmp_path / "out", progress=lambda step: steps.append(step.step))
+    assert outcome.passed
+    assert outcome.retried
+    assert steps[:2] == ["start", "retry"]
+    assert steps[-1] == "done"
+
+
+def test_a_second_failed_start_is_an_error(tmp_path: Path, write_notebook, broken_start: list) -> None:
+    path = write_notebook(tmp_path / "n.ipynb", "x = 1")
+    broken_start += ["fail", "fail"]
+    (outcome,) = runner.run([path], tmp_path / "out")
+    assert outcome.failure.kind == "start"
+    assert outcome.retried
+    assert outcome.failure.describe("n.ipynb") == "n.ipynb: no answer"
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_when_the_command_ends_early_its_kernels_end_too(end: signal.Signals, tmp_path: Path, write_notebook) -> None:
+    mark = tmp_path / "pid"
+    path = write_notebook(
+        tmp_path / "n.ipynb", f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)"
+    )
+    run = "import sys; from labkit.report.commands import report; import typer; typer.run(report)"
+    command = [sys.executable, "-c", run, str(path), "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    until = time.monotonic() + 60
+    while not (mark.exists() and mark.read_text()) and time.monotonic() < until:
+        time.sleep(0.1)
+    kernel = psutil.Process(int(mark.read_text()))
+    process.send_signal(end)
+    _, errors = process.communicate(timeout=30)
+    assert not [left for left in psutil.wait_procs([kernel], timeout=20)[1] if left.status() != "zombie"]
+    if end == signal.SIGINT:
+        assert process.returncode == 130
+        assert "interrupted: every notebook was stopped" in errors
+        assert "Traceback" not in errors
