@@ -1,0 +1,86 @@
+"""Attention of new tokens over cached keys and values.
+
+Decoding reads every visible column once: bytes decide. `decode_attention` cuts the columns into parts for many
+threadgroups, each of which serves all query heads that share a KV head with one read, and merges the parts.
+
+| choice | values |
+| --- | --- |
+| layout | `general`: the visible columns in equal parts, as many as fill the device; `fixed`: blocks of 512 columns |
+| form | `lanes`: a column across a simdgroup, any float; `tensor`: 16 columns against 8 heads, 16-bit floats, CUDA |
+| pack | query heads that share a read: 1 is the baseline |
+| wide | vector reads; element reads are the baseline |
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import mlx.core as mx
+
+from labkit.kernels.attention.launches import BLOCK, DECODE, MERGE, Form, decode_call, merge_call, parts_for
+from labkit.kernels.targets import target_in_use
+
+__all__ = ["BLOCK", "DECODE", "MERGE", "Form", "Layout", "decode_attention", "decode_call", "merge_call", "parts_for"]
+
+Layout = Literal["general", "fixed"]
+
+
+def choose_form(queries: mx.array, target: str | None) -> Form:
+    """Tensor tiles on CUDA for 16-bit floats; lanes elsewhere (Metal has no such tile, the simulator both)."""
+    fits = queries.dtype != mx.float32 and queries.shape[-1] % 64 == 0
+    return "tensor" if target == "cuda" and fits else "lanes"
+
+
+def decode_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    last: mx.array,
+    *,
+    scale: float,
+    first: mx.array | None = None,
+    layout: Layout = "general",
+    form: Form | None = None,
+    target: str | None = None,
+) -> mx.array:
+    """softmax(scale q k^T) v of one or a few new tokens over buffers of fixed capacity.
+
+    Args:
+        queries: [B, Hq, L, D], float32, float16 or bfloat16; D a multiple of 32 up to 512.
+        keys, values: [B, Hkv, S, D]: whole buffers, the new tokens' columns written; Hq a multiple of Hkv.
+        last: int32 [B]: columns in use. The last of the L new tokens sees columns below it, the one before one less.
+        first: int32 [B]: the first visible column (left padding); 0 by default.
+        layout: `general` cuts each row's visible columns into equal parts; `fixed` into blocks of `BLOCK` columns that
+            do not depend on the row's length or neighbours, so that neither do the sums.
+        form: by default what `choose_form` says.
+        target: where to run (`labkit.kernels.targets`).
+
+    Returns:
+        [B, Hq, L, D] in the queries' dtype, sums in fp32; zeros for a row that sees nothing.
+
+    Raises:
+        ValueError: shapes, dtypes or sizes that do not fit.
+
+    Source: split-KV decoding (Dao et al. 2023, Flash-Decoding), with the heads of a group packed as in grouped-query
+    kernels; the parts merge by largest score and sum (Milakov and Gimelshein 2018, arXiv 1805.02867).
+    """
+    if queries.ndim != 4 or keys.ndim != 4:
+        raise ValueError(
+            f"decode_attention takes queries and keys of four dimensions, not {queries.shape}, {keys.shape}"
+        )
+    batch, heads, length, width = queries.shape
+    if last.shape != (batch,) or (first is not None and first.shape != (batch,)):
+        raise ValueError(f"first and last have one entry for each of {batch} rows")
+    form = form or choose_form(queries, target_in_use(target))
+    rows = mx.swapaxes(queries, 1, 2).reshape(batch * length, heads, width)
+    back = mx.arange(length - 1, -1, -1, dtype=mx.int32)
+    ends = (last.astype(mx.int32)[:, None] - back).reshape(-1)
+    begins = mx.zeros((batch,), dtype=mx.int32) if first is None else first.astype(mx.int32)
+    begins = mx.repeat(begins, length)
+    kv_heads, columns = keys.shape[1], keys.shape[2]
+    block = BLOCK if layout == "fixed" else 0
+    parts = -(-columns // BLOCK) if block else parts_for(batch * length, kv_heads, heads // kv_heads, columns)
+    call = decode_call(rows, keys, values, begins, ends, scale=scale, parts=parts, block=block, form=form)
+    partial, stats = DECODE[form](**call, target=target)
+    out = MERGE(**merge_call(partial, stats, queries.dtype), target=target)[0]
+    return mx.swapaxes(out.reshape(batch, length, heads, width), 1, 2)

@@ -1,0 +1,93 @@
+// One new token of a row against its cached keys and values: a threadgroup takes PACK query heads that share a KV head and one
+// part of the visible columns. Each simdgroup walks through columns of its own, its lanes side by side along the head, so that
+// one column's key is one coalesced read for all PACK heads.
+constexpr uint E = D / 32;  // elements of a head that a lane holds
+constexpr uint PACKS = (GROUP + PACK - 1) / PACK;
+threadgroup float merged[SIMDS * D];
+threadgroup float maxima[SIMDS * PACK];
+threadgroup float sums[SIMDS * PACK];
+
+uint lane = thread_index_in_simdgroup, simd = simdgroup_index_in_threadgroup;
+uint part = threadgroup_position_in_grid.x, row = threadgroup_position_in_grid.z;
+uint kv = threadgroup_position_in_grid.y / PACKS;
+uint first_head = threadgroup_position_in_grid.y % PACKS * PACK;  // within the group
+Columns columns = part_of_columns(first[row], last[row], int(part), int(PARTS), int(BLOCK));
+
+float q[PACK][E], out[PACK][E], top[PACK], sum[PACK];
+for (uint h = 0; h < PACK; h++) {
+  // Where the last pack is not full its last head is computed again, and not written.
+  uint head = kv * GROUP + min(first_head + h, uint(GROUP - 1));
+  load_lane<T, E, WIDE>(queries + (size_t(row) * HKV * GROUP + head) * D + lane * E, q[h]);
+  top[h] = -INFINITY;
+  sum[h] = 0.0f;
+  for (uint e = 0; e < E; e++) {
+    q[h][e] *= scale * M_LOG2E_F;
+    out[h][e] = 0.0f;
+  }
+}
+size_t head_start = (size_t(row / L) * HKV + kv) * size_t(S) * D + lane * E;
+
+for (int start = columns.begin + int(simd) * UNROLL; start < columns.end; start += int(SIMDS) * UNROLL) {
+  float score[UNROLL][PACK];
+  for (int u = 0; u < UNROLL; u++) {
+    float k[E];
+    int column = min(start + u, columns.end - 1);
+    load_lane<T, E, WIDE>(keys + head_start + size_t(column) * D, k);
+    for (uint h = 0; h < PACK; h++) {
+      float dot = 0.0f;
+      for (uint e = 0; e < E; e++) dot += q[h][e] * k[e];
+      dot = simd_sum(dot);
+      score[u][h] = start + u < columns.end ? dot : -INFINITY;
+    }
+  }
+  for (uint h = 0; h < PACK; h++) {
+    float highest = top[h];
+    for (int u = 0; u < UNROLL; u++) highest = max(highest, score[u][h]);
+    float keep = exp2(top[h] - highest);
+    top[h] = highest;
+    sum[h] *= keep;
+    for (uint e = 0; e < E; e++) out[h][e] *= keep;
+    for (int u = 0; u < UNROLL; u++) {
+      score[u][h] = exp2(score[u][h] - highest);
+      sum[h] += score[u][h];
+    }
+  }
+  for (int u = 0; u < UNROLL; u++) {
+    float v[E];
+    int column = min(start + u, columns.end - 1);
+    load_lane<T, E, WIDE>(values + head_start + size_t(column) * D, v);
+    for (uint h = 0; h < PACK; h++)
+      for (uint e = 0; e < E; e++) out[h][e] += score[u][h] * v[e];
+  }
+}
+
+// The simdgroups' shares become one, head after head.
+if (lane == 0) {
+  for (uint h = 0; h < PACK; h++) {
+    maxima[simd * PACK + h] = top[h];
+    sums[simd * PACK + h] = sum[h];
+  }
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+for (uint h = 0; h < PACK; h++) {
+  float highest = -INFINITY, total = 0.0f;
+  for (uint s = 0; s < SIMDS; s++) highest = max(highest, maxima[s * PACK + h]);
+  float keep = highest == -INFINITY ? 0.0f : exp2(top[h] - highest);
+  for (uint s = 0; s < SIMDS; s++)
+    if (highest != -INFINITY) total += exp2(maxima[s * PACK + h] - highest) * sums[s * PACK + h];
+  for (uint e = 0; e < E; e++) merged[simd * D + lane * E + e] = out[h][e] * keep;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (first_head + h < GROUP) {
+    size_t place = (size_t(row) * HKV * GROUP + kv * GROUP + first_head + h) * PARTS + part;
+    for (uint d = thread_index_in_threadgroup; d < D; d += SIMDS * 32) {
+      float all = 0.0f;
+      for (uint s = 0; s < SIMDS; s++) all += merged[s * D + d];
+      partial[place * D + d] = all;
+    }
+    if (thread_index_in_threadgroup == 0) {
+      stats[place * 2] = highest;
+      stats[place * 2 + 1] = total;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}

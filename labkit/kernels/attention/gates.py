@@ -1,0 +1,130 @@
+"""Cases, tolerances and benches of decode attention."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from labkit.kernels.attention.launches import DECODE, MERGE, decode_call, merge_call, parts_for
+from labkit.kernels.registry import Bench, Case, Entry, Tolerance
+from labkit.kernels.signature import Launch
+
+HALVES = (mx.float16, mx.bfloat16)
+
+# A part's output is a sum of weights up to 1 against values near 1, not divided by the weights' sum yet.
+LANES = dict.fromkeys((mx.float32, *HALVES), Tolerance(1e-4, 1e-4))
+# The tensor form rounds each weight to the activations' dtype.
+TENSOR = {mx.float16: Tolerance(1e-2, 3e-3), mx.bfloat16: Tolerance(6e-2, 1.6e-2)}
+
+
+def _decode(
+    form: str,
+    dtype: mx.Dtype,
+    first: list[int],
+    last: list[int],
+    *,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    columns: int,
+    **options,
+) -> Launch:
+    def normal(*shape: int) -> mx.array:
+        return mx.random.normal(shape).astype(dtype)
+
+    cached = (batch, kv_heads, columns, width)
+    call = decode_call(
+        normal(len(last), heads, width),
+        normal(*cached),
+        normal(*cached),
+        mx.array(first, dtype=mx.int32),
+        mx.array(last, dtype=mx.int32),
+        scale=width**-0.5,
+        form=form,
+        **options,
+    )
+    return DECODE[form].launch(**call)
+
+
+def _cases(form: str) -> tuple[Case, ...]:
+    def case(label: str, *args, **sizes) -> Case:
+        return Case(label, lambda dtype: _decode(form, dtype, *args, **sizes))
+
+    return (
+        case("8 heads of 256 on 1", [0], [70], batch=1, heads=8, kv_heads=1, width=256, columns=80, parts=2, simds=2),
+        case(
+            "rows of unequal length, padded, one empty",
+            [0, 3, 9, 5],
+            [40, 17, 9, 6],
+            batch=4,
+            heads=6,
+            kv_heads=2,
+            width=128,
+            columns=40,
+            parts=3,
+            simds=2,
+        ),
+        case(
+            "blocks of 16, 2 tokens, 11 heads on 1",
+            [0, 0],
+            [32, 33],
+            batch=1,
+            heads=11,
+            kv_heads=1,
+            width=64,
+            columns=48,
+            parts=3,
+            block=16,
+            simds=4,
+        ),
+    )
+
+
+def _merge(parts: int, width: int, dtype: mx.Dtype) -> Launch:
+    top = mx.random.normal((2, 3, parts)) * 4
+    top = mx.where(mx.random.uniform(shape=top.shape) < 0.2, -mx.inf, top)
+    top[1, 2] = -mx.inf  # a row that sees nothing
+    empty = top == -mx.inf
+    total = mx.where(empty, 0.0, 1.0 + mx.random.uniform(shape=top.shape))
+    partial = mx.where(empty[..., None], 0.0, mx.random.normal((2, 3, parts, width)))
+    return MERGE.launch(**merge_call(partial, mx.stack([top, total], axis=-1), dtype))
+
+
+def _bench(form: str, columns: int, **options) -> Bench:
+    def make(dtype: mx.Dtype) -> Launch:
+        sizes = {"batch": 1, "heads": 16, "kv_heads": 2, "width": 256, "columns": columns}
+        parts = parts_for(1, 2, 8, columns)
+        return _decode(form, dtype, [0], [columns], **sizes, parts=parts, **options)
+
+    def sdpa(launch: Launch) -> list[mx.array]:
+        queries, keys, values = launch.inputs[:3]
+        return [mx.fast.scaled_dot_product_attention(queries[:, :, None], keys, values, scale=256**-0.5)]
+
+    return Bench(f"16/2 heads of 256, {columns // 1024}K", make, sdpa, bytes=2 * 2 * 2 * 256 * columns)
+
+
+ENTRIES = [
+    Entry(
+        DECODE["lanes"],
+        cases=_cases("lanes"),
+        summary="one token against its cache: a column across a simdgroup",
+        tolerance=LANES,
+        benches=(_bench("lanes", 4096),),
+    ),
+    Entry(
+        DECODE["tensor"],
+        cases=_cases("tensor"),
+        summary="one token against its cache: 16 columns against 8 heads",
+        dtypes=HALVES,
+        tolerance=TENSOR,
+        benches=(_bench("tensor", 4096), _bench("tensor", 32768), _bench("tensor", 131072)),
+    ),
+    Entry(
+        MERGE,
+        cases=(
+            Case("7 parts of 256", lambda dtype: _merge(7, 256, dtype)),
+            Case("1 part of 64", lambda dtype: _merge(1, 64, dtype)),
+        ),
+        summary="the parts of decode attention become one output",
+    ),
+]

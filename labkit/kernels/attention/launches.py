@@ -1,0 +1,146 @@
+"""The kernels of decode attention, and the arguments of their calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+
+from labkit.kernels.attention import reference
+from labkit.kernels.header import Header
+from labkit.kernels.headers import TILES
+from labkit.kernels.launch import Kernel
+
+Form = Literal["lanes", "tensor"]
+
+BLOCK = 512
+"""Columns of a block in the fixed-block layout."""
+
+RESIDENT = 264
+"""Threadgroups that fill an H200: 132 multiprocessors with two each (128 threads at 255 registers)."""
+
+_FOLDER = Path(__file__).parent
+_COLUMNS = Header.from_file(_FOLDER / "columns.h")
+_HEADER = Header(TILES.preamble, (*TILES.sections, *_COLUMNS.sections))
+_INPUTS = ["queries", "keys", "values", "first", "last", "scale", "L", "S", "HKV", "PARTS", "BLOCK"]
+
+DECODE: dict[Form, Kernel] = {
+    form: Kernel.from_file(
+        _FOLDER / f"{path}.metal",
+        _INPUTS,
+        ["partial", "stats"],
+        name=f"decode_attention_{form}",
+        header=_HEADER,
+        reference=reference.parts,
+    )
+    for form, path in (("lanes", "decode"), ("tensor", "decode_tensor"))
+}
+
+MERGE = Kernel.from_file(
+    _FOLDER / "merge.metal",
+    ["partial", "stats", "PARTS"],
+    ["out"],
+    name="merge_attention_parts",
+    reference=reference.merge,
+)
+
+
+def parts_for(rows: int, kv_heads: int, group: int, columns: int) -> int:
+    """Parts in the general layout: enough threadgroups to fill the device, none with fewer than 64 columns."""
+    threadgroups = rows * kv_heads * -(-group // 8)
+    return max(1, min(-(-RESIDENT // threadgroups), -(-columns // 64)))
+
+
+def decode_call(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    first: mx.array,
+    last: mx.array,
+    *,
+    scale: float,
+    parts: int,
+    block: int = 0,
+    form: Form = "lanes",
+    pack: int = 4,
+    wide: bool = True,
+    simds: int = 4,
+    unroll: int = 4,
+) -> dict:
+    """The arguments of `DECODE[form]`.
+
+    Args:
+        queries: [R, Hq, D]; keys, values: [B, Hkv, S, D] of the same dtype, R a multiple of B; first, last: int32 [R].
+        parts: threadgroups that share a row's columns. block: 0 cuts the visible columns into equal parts; otherwise
+            part p holds columns from p * block, and parts * block must cover all columns that can be visible.
+        pack: query heads that share one read of a KV head (form "lanes"; "tensor" takes eight).
+        wide: read vectors; without it one element at a time, the baseline (form "lanes").
+        simds: simdgroups of a threadgroup. unroll: columns a simdgroup has in flight (form "lanes").
+
+    Raises:
+        ValueError: shapes, dtypes or sizes that do not fit.
+    """
+    rows, heads, width = _check(queries, keys, values, first, last)
+    batch, kv_heads, columns, _ = keys.shape
+    group = heads // kv_heads
+    if parts < 1 or (block and block * parts < columns):
+        raise ValueError(f"{parts} parts of {block or 'equal'} columns do not cover a cache of {columns}")
+    if form == "tensor":
+        if width % 64 or queries.dtype == mx.float32:
+            raise ValueError(
+                f"the tensor form needs 16-bit floats and D a multiple of 64, not {queries.dtype}, {width}"
+            )
+        template = [("T", queries.dtype), ("D", width), ("GROUP", group), ("SIMDS", simds)]
+        packs = -(-group // 8)
+    else:
+        pack = min(pack, group)
+        template = [("T", queries.dtype), ("D", width), ("GROUP", group), ("PACK", pack), ("SIMDS", simds)]
+        template += [("UNROLL", unroll), ("WIDE", wide)]
+        packs = -(-group // pack)
+    return {
+        "inputs": [queries, keys, values, first, last, float(scale), rows // batch, columns, kv_heads, parts, block],
+        "template": template,
+        "grid": (parts * simds * 32, kv_heads * packs, rows),
+        "threadgroup": (simds * 32, 1, 1),
+        "output_shapes": [(rows, heads, parts, width), (rows, heads, parts, 2)],
+        "output_dtypes": [mx.float32, mx.float32],
+    }
+
+
+def merge_call(partial: mx.array, stats: mx.array, dtype: mx.Dtype) -> dict:
+    """The arguments of `MERGE` for what a decode kernel returned: partial [R, Hq, P, D], stats [R, Hq, P, 2]."""
+    rows, heads, parts, width = partial.shape
+    slices = max(1, min(1024 // width, parts))
+    return {
+        "inputs": [partial, stats, parts],
+        "template": [("T", dtype), ("D", width), ("SLICES", slices)],
+        "grid": (rows * heads * width * slices, 1, 1),
+        "threadgroup": (width * slices, 1, 1),
+        "output_shapes": [(rows, heads, width)],
+        "output_dtypes": [dtype],
+    }
+
+
+def _check(
+    queries: mx.array, keys: mx.array, values: mx.array, first: mx.array, last: mx.array
+) -> tuple[int, int, int]:
+    if queries.ndim != 3 or keys.ndim != 4 or keys.shape != values.shape:
+        raise ValueError(
+            f"decode attention takes queries [R, Hq, D] and keys and values [B, Hkv, S, D] of one shape, not "
+            f"{queries.shape}, {keys.shape}, {values.shape}"
+        )
+    (rows, heads, width), (batch, kv_heads, columns, depth) = queries.shape, keys.shape
+    if width != depth or heads % kv_heads or rows % batch or columns == 0:
+        raise ValueError(f"queries {queries.shape} do not fit keys {keys.shape}")
+    if width % 32 or width > 512:
+        raise ValueError(f"the head size must be a multiple of 32 up to 512, not {width}")
+    if len({queries.dtype, keys.dtype, values.dtype}) > 1 or not mx.issubdtype(queries.dtype, mx.floating):
+        raise ValueError(
+            f"queries, keys and values share a float dtype, not {queries.dtype}, {keys.dtype}, {values.dtype}"
+        )
+    if first.shape != (rows,) or last.shape != (rows,) or {first.dtype, last.dtype} != {mx.int32}:
+        raise ValueError(
+            f"first and last are int32 [{rows}], not {first.shape} {first.dtype}, {last.shape} {last.dtype}"
+        )
+    return rows, heads, width
