@@ -18,6 +18,7 @@ EOS = 258
 
 # Like Qwen's: tools in front, thinking of answers before the last question left out, an empty thought on request.
 CHAT_TEMPLATE = """
+{%- if messages[0].role == 'nobody' %}{{ raise_exception('nobody speaks here') }}{% endif %}
 {%- if tools %}<|im_start|>system
 Tools: {{ tools | tojson }}<|im_end|>
 {% endif %}

@@ -40,6 +40,9 @@ def render(
         raise ValueError("this model has no chat template: give the prompt as text or as tokens")
     if not messages:
         raise ValueError("a conversation needs at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"message {index} has no role: {message!r}")
 
     def template(part: list[dict[str, Any]], *, prompt: bool = False, with_tools: bool = True) -> str:
         return tokenizer.hf.apply_chat_template(
@@ -79,19 +82,28 @@ def _message_spans(text: str, messages: list[dict[str, Any]], template: Any) -> 
 
 
 def _end_of_message(text: str, begin: int, messages: list[dict[str, Any]], template: Any) -> int:
-    try:
-        prefix = template(messages)
-    except Exception:  # a template may refuse a conversation that ends here
-        prefix = ""
+    """Where the last of `messages` ends in `text`, in which others follow it."""
+
+    def rendered(part: list[dict[str, Any]]) -> str:
+        try:
+            return template(part)
+        except Exception:  # a template may refuse a conversation that ends like this
+            return ""
+
+    prefix = rendered(messages)
     if len(prefix) >= begin and text.startswith(prefix):
         return len(prefix)
-    # The template writes this message differently once others follow (it drops old thinking, for one).
+    # The template writes this message differently once others follow (it drops old thinking, for one). Let others
+    # follow: one question more makes the text longer by one question, so the message ends that much before the first.
+    question = {"role": "user", "content": "x"}
+    one, two = rendered([*messages, question]), rendered([*messages, question, question])
+    end = 2 * len(one) - len(two)
+    if one and two and end >= begin and text.startswith(one[:end]):
+        return end
     content = messages[-1].get("content")
     content = content.strip() if isinstance(content, str) else ""
     found = text.find(content, begin) if content else -1
-    if found >= 0:
-        return found + len(content)
-    return max(begin, _common(text, prefix))
+    return found + len(content) if found >= 0 else max(begin, _common(text, prefix))
 
 
 def _common(a: str, b: str) -> int:
