@@ -55,7 +55,8 @@ def _router(rows, dim, experts, dtype, group_size=64, bits=8) -> Launch:
     )
 
 
-def _mlx_qk(launch: Launch) -> list[mx.array]:
+def mlx_qk(launch: Launch) -> list[mx.array]:
+    """Split, norms, rotations."""
     queries, keys, q_weight, k_weight, _, positions = launch.inputs[:6]
     dim = keys.shape[-1]
     q = mx.fast.rms_norm(queries[..., :dim], q_weight, 1e-6).transpose(0, 2, 1, 3)
@@ -63,21 +64,24 @@ def _mlx_qk(launch: Launch) -> list[mx.array]:
     return [mx.fast.rope(x, dim // 4, traditional=False, base=1e7, scale=1.0, offset=positions) for x in (q, k)]
 
 
-def _mlx_gate(launch: Launch) -> list[mx.array]:
+def mlx_gate(launch: Launch) -> list[mx.array]:
+    """Layout, sigmoid, multiply."""
     attended, q_gate = launch.inputs[:2]
     shape = launch.output_shapes[0]
     gate = q_gate[..., attended.shape[-1] :].reshape(shape)
     return [attended.transpose(0, 2, 1, 3).reshape(shape) * mx.sigmoid(gate)]
 
 
-def _mlx_gated_norm(launch: Launch) -> list[mx.array]:
+def mlx_gated_norm(launch: Launch) -> list[mx.array]:
+    """mlx-lm's own."""
     from mlx_lm.models.activations import precise_swiglu
 
     x, z, weight = launch.inputs[:3]
     return [precise_swiglu(x, z, mx.fast.rms_norm(x, weight, 1e-6))]
 
 
-def _mlx_router(launch: Launch) -> list[mx.array]:
+def mlx_router(launch: Launch) -> list[mx.array]:
+    """Add, norm, quantised matmul."""
     x, residual, weight, *router = launch.inputs[:6]
     hidden = x + residual
     normed = mx.fast.rms_norm(hidden, weight, 1e-6)
@@ -111,11 +115,11 @@ CHAIN_ENTRIES = [
         summary="q/k norm, partial rotary and layout; the output gate stays where it is",
         tolerance=_ROTATED,
         benches=(
-            Bench("1 token", lambda dtype: _qk(1, 1, (16, 2), 256, 64, dtype), _mlx_qk, bytes=2 * 2 * 18 * 256),
+            Bench("1 token", lambda dtype: _qk(1, 1, (16, 2), 256, 64, dtype), mlx_qk, bytes=2 * 2 * 18 * 256),
             Bench(
                 "4096 tokens",
                 lambda dtype: _qk(1, 4096, (16, 2), 256, 64, dtype),
-                _mlx_qk,
+                mlx_qk,
                 bytes=4096 * 2 * 2 * 18 * 256,
             ),
         ),
@@ -131,7 +135,7 @@ CHAIN_ENTRIES = [
             Bench(
                 "4096 tokens, 16 heads of 256",
                 lambda dtype: _gate(1, 16, 4096, 256, dtype),
-                _mlx_gate,
+                mlx_gate,
                 bytes=4096 * 3 * 2 * 16 * 256,
             ),
         ),
@@ -150,7 +154,7 @@ CHAIN_ENTRIES = [
             Bench(
                 "4096 tokens, 32 heads of 128",
                 lambda dtype: _gated_norm(4096, 32, 128, dtype),
-                _mlx_gated_norm,
+                mlx_gated_norm,
                 bytes=4096 * 3 * 2 * 32 * 128,
             ),
         ),
@@ -167,7 +171,7 @@ CHAIN_ENTRIES = [
             Bench(
                 "1 row of 2048, 256 experts, 8 bits",
                 lambda dtype: _router(1, 2048, 256, dtype),
-                _mlx_router,
+                mlx_router,
                 bytes=256 * (2048 + 2048 // 64 * 4) + 5 * 2 * 2048,
                 operations=2 * 256 * 2048,
             ),

@@ -62,11 +62,16 @@ def choose_experts_call(
     renormalise: bool = True,
     scale: float = 1.0,
     threads: int = 512,
+    block: int | None = None,
 ) -> dict:
-    """The arguments of `CHOOSE_EXPERTS`. Raises ValueError for shapes or sizes that do not fit."""
+    """The arguments of `CHOOSE_EXPERTS`; `block` tokens a threadgroup, by default `tokens_per_block`.
+
+    Raises:
+        ValueError: shapes or sizes that do not fit.
+    """
     inputs, template = _choice(logits, k, experts, scoring, bias, renormalise, scale)
     tokens, experts = logits.shape[0], dict(template)["E"]
-    block = tokens_per_block(tokens, k)
+    block = block or tokens_per_block(tokens, k)
     blocks = -(-tokens // block)
     return {
         "inputs": inputs,
@@ -94,15 +99,17 @@ def count_experts_call(indices: mx.array, experts: int) -> dict:
     }
 
 
-def group_rows_call(indices: mx.array, counts: mx.array, experts: int, tile: int, threads: int = 1024) -> dict:
-    """The arguments of `GROUP_ROWS`, for the counts of `CHOOSE_EXPERTS` or `COUNT_EXPERTS`.
+def group_rows_call(
+    indices: mx.array, counts: mx.array, experts: int, tile: int, threads: int = 1024, block: int | None = None
+) -> dict:
+    """The arguments of `GROUP_ROWS`, for the counts of `CHOOSE_EXPERTS` or `COUNT_EXPERTS` with as many tokens a block.
 
     Raises:
         ValueError: shapes or sizes that do not fit.
     """
     _check_indices(indices, experts)
     _check_tile(tile)
-    block = tokens_per_block(*indices.shape) * indices.shape[1]
+    block = (block or tokens_per_block(*indices.shape)) * indices.shape[1]
     blocks = -(-indices.size // block)
     if counts.shape != (blocks, experts):
         raise ValueError(f"counts need shape {(blocks, experts)} for indices {indices.shape}, not {counts.shape}")

@@ -76,7 +76,9 @@ def _choose(launch: Launch, template: dict) -> tuple[mx.array, mx.array]:
         rank_by = clean(scores + bias.astype(mx.float32))
     # The lower expert wins among equals: it makes the key unique.
     keys = (ordered_bits(rank_by).astype(mx.int64) << 16) | mx.arange(experts - 1, -1, -1).astype(mx.int64)
-    indices = mx.argsort(-keys, axis=-1)[:, :k]
+    best = mx.argpartition(-keys, kth=k - 1, axis=-1)[:, :k]
+    by_key = mx.argsort(-mx.take_along_axis(keys, best, axis=-1), axis=-1)
+    indices = mx.take_along_axis(best, by_key, axis=-1)
     if not template["SIGMOID"]:
         scores = mx.exp(logits - mx.maximum(logits.max(axis=-1, keepdims=True), -LARGEST))
     weights = mx.take_along_axis(scores, indices, axis=-1)
@@ -94,8 +96,9 @@ def _shares(part: mx.array, whole: mx.array) -> mx.array:
 
 def _block_counts(flat: mx.array, block: int, experts: int) -> mx.array:
     blocks = -(-flat.size // block)
-    padded = mx.concatenate([flat, mx.full((blocks * block - flat.size,), -1, flat.dtype)]).reshape(blocks, block, 1)
-    return (padded == mx.arange(experts)).astype(mx.int32).sum(axis=1)
+    cell = mx.arange(flat.size) // block * experts + flat.astype(mx.int32)
+    counts = mx.zeros((blocks * experts,), mx.int32).at[cell].add(1)  # integers: the order of adding does not matter
+    return counts.reshape(blocks, experts)
 
 
 def _edges(counts: mx.array) -> mx.array:

@@ -64,23 +64,27 @@ def allowed_logits(logits: mx.array, mask: mx.array | None) -> mx.array:
 def kept(x: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.array) -> mx.array:
     """bool [B, V]: tokens that pass all three filters, which look at the untempered distribution, as in mlx-lm."""
     vocabulary = x.shape[-1]
-    number = mx.arange(vocabulary)
+    largest = x.max(axis=-1, keepdims=True)
+    by_floor = x >= largest + mx.where(min_p > 0, mx.log(mx.maximum(min_p, 1e-38)), -mx.inf)[:, None]
+    by_mass, by_number = (top_p > 0) & (top_p < 1), (top_k > 0) & (top_k < vocabulary)
+    if not (by_mass | by_number).any().item():
+        return by_floor
     # From the most likely token on, the lower one among equals: keys that no two tokens of a row share.
     bits = x.view(mx.uint32)
     ordered = mx.where(bits >> 31, ~bits, bits | 0x80000000).astype(mx.int64)
-    order = mx.argsort(-((ordered << 20) | (vocabulary - 1 - number).astype(mx.int64)), axis=-1)
-    ranked = mx.take_along_axis(x, order, axis=-1)
-    mass = mx.exp(ranked - mx.maximum(ranked[:, :1], -LARGEST))
+    keys = -((ordered << 20) | mx.arange(vocabulary - 1, -1, -1).astype(mx.int64))
+    ranked_keys = mx.sort(keys, axis=-1)
+    ordered = (-ranked_keys >> 20).astype(mx.uint32)
+    ranked = mx.where(ordered >> 31, ordered & 0x7FFFFFFF, ~ordered).view(mx.float32)
+    mass = mx.exp(ranked - mx.maximum(largest, -LARGEST))
     before = mx.cumsum(mass, axis=-1) - mass
     # Equal logits stand or fall together: what counts is the mass above the first of them.
     fresh = mx.concatenate([mx.ones((x.shape[0], 1), mx.bool_), ranked[:, 1:] != ranked[:, :-1]], axis=-1)
     above = mx.cummax(mx.where(fresh, before, 0), axis=-1)
-    by_mass = ((top_p > 0) & (top_p < 1))[:, None]
-    by_number = ((top_k > 0) & (top_k < vocabulary))[:, None]
-    floor = ranked[:, :1] + mx.where(min_p > 0, mx.log(mx.maximum(min_p, 1e-38)), -mx.inf)[:, None]
-    keep = (ranked >= floor) & (~by_number | (number < top_k[:, None]))
-    keep &= ~by_mass | (above < top_p[:, None] * mass.sum(axis=-1, keepdims=True))
-    return mx.take_along_axis(keep, mx.argsort(order, axis=-1), axis=-1)
+    passing = ~by_mass[:, None] | (above < top_p[:, None] * mass.sum(axis=-1, keepdims=True))
+    passing &= ~by_number[:, None] | (mx.arange(vocabulary) < top_k[:, None])
+    last = mx.maximum(passing.sum(axis=-1, keepdims=True) - 1, 0)  # those that pass come first
+    return by_floor & (keys <= mx.take_along_axis(ranked_keys, last, axis=-1))
 
 
 def scores(x: mx.array, temperature: mx.array, seeds: mx.array, steps: mx.array) -> mx.array:
