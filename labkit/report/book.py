@@ -18,6 +18,7 @@ from pathlib import Path
 import labkit
 from labkit import resources
 from labkit.report import runner, summary
+from labkit.report.executed import without_colours
 
 SOURCES = Path(labkit.__file__).resolve().parent.parent / "book"
 
@@ -44,6 +45,7 @@ def build(
     reports: Path | None = None,
     jobs: int | None = None,
     sources: Path | None = None,
+    packages: Sequence[str] | None = None,
     progress: Callable[[runner.Progress], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Book:
@@ -54,6 +56,7 @@ def build(
         reports: folder that `labkit report` wrote; without it the laboratory's notebooks are run first.
         jobs: notebooks at a time, if they are run.
         sources: the book's own pages and settings; those of the clone by default.
+        packages: packages that the API reference describes ("models"); all public ones by default.
         progress: called for every step of a notebook.
         say: called with a line on what is happening.
 
@@ -72,19 +75,20 @@ def build(
         summary.write(summary.summarise(outcomes), reports)
     notebooks = _executed(reports)
     stage = output / "sources"
-    _stage(stage, sources, reports, notebooks)
+    _stage(stage, sources, reports, notebooks, packages)
     say(f"building {len(notebooks)} notebooks and the API reference")
     _sphinx(stage, output)
     return _finished(output / "html", stage, notebooks)
 
 
-def api_pages() -> dict[str, str]:
+def api_pages(packages: Sequence[str] | None = None) -> dict[str, str]:
     """The API reference as Markdown pages by file name: an index, and a page for each public package.
 
     A package that lists its names in `__all__` is described by them; of one without such a list, every module is.
     """
     pages, entries = {}, []
-    for package in sorted(module.name for module in pkgutil.iter_modules(labkit.__path__) if _is_api(module.name)):
+    public = sorted(module.name for module in pkgutil.iter_modules(labkit.__path__) if _is_api(module.name))
+    for package in packages or public:
         name = f"labkit.{package}"
         blocks = [f"# {name}", "", *_api_blocks(name)]
         pages[f"{name}.md"] = "\n".join(blocks)
@@ -137,7 +141,9 @@ def _executed(reports: Path) -> list[Path]:
     return notebooks
 
 
-def _stage(stage: Path, sources: Path, reports: Path, notebooks: Sequence[Path]) -> None:
+def _stage(
+    stage: Path, sources: Path, reports: Path, notebooks: Sequence[Path], packages: Sequence[str] | None
+) -> None:
     """Put everything that the site is made of into one fresh folder."""
     shutil.rmtree(stage, ignore_errors=True)
     shutil.copytree(sources, stage, ignore=shutil.ignore_patterns("_build", "reports", "vendor", "__pycache__"))
@@ -146,7 +152,7 @@ def _stage(stage: Path, sources: Path, reports: Path, notebooks: Sequence[Path])
         shutil.copy2(path, stage / "notebooks" / path.name)
     shutil.copy2(reports / "summary.md", stage / "results.md")
     (stage / "api").mkdir()
-    for name, text in api_pages().items():
+    for name, text in api_pages(packages).items():
         (stage / "api" / name).write_text(text, encoding="utf-8")
     vendor = stage / "_assets" / "vendor"
     vendor.mkdir(parents=True)
@@ -170,8 +176,9 @@ def _sphinx(stage: Path, output: Path) -> None:
     command += ["build", "-W", "--keep-going", "--all", "--path-output", str(output)]
     done = subprocess.run([*command, str(stage)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        lines = [line for line in done.stdout.splitlines() if re.search(r"WARNING|ERROR|Error|rror:", line)]
-        raise BookError("the book has warnings or errors:\n" + "\n".join(lines or done.stdout.splitlines()[-30:]))
+        lines = without_colours(done.stdout).splitlines()
+        told = [line for line in lines if re.search(r"WARNING|ERROR|[Ee]rror:", line)]
+        raise BookError("the book has warnings or errors:\n" + "\n".join(told or lines[-30:]))
     shutil.rmtree(output / "html", ignore_errors=True)
     (output / "_build" / "html").rename(output / "html")
 

@@ -12,7 +12,8 @@ from labkit.report.normalise import refresh
 
 CELLS = [
     "import sys\nprint('one')\nprint('two')\nprint(sys.prefix)",
-    "from labkit.report import record, tables\nrecord('n', basis='counted', n=steps)\ntables.show('T', ['a', 'b'], [[1, 2]])",
+    "from labkit.report import record, tables\nrecord('n', basis='counted', n=steps)\n"
+    "tables.show('T', ['a', 'b'], [[1, 2]])",
     (
         "import matplotlib.pyplot as plt\nfrom labkit.report import frames, live, style\nstyle.use()\n"
         "plt.plot([1, 2], [3, 4])\nplt.show()\nlive(lambda n: print('n is', n), n=(1, 9))",

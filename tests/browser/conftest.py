@@ -1,0 +1,81 @@
+"""A real Chromium, and a page that remembers everything it asked for and every error it met."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REQUIRED = "LABKIT_REQUIRE_BROWSER"
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+MAC = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+QUIET += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    program = next(filter(None, map(shutil.which, PROGRAMS)), str(MAC) if MAC.exists() else None)
+    if program is None:
+        message = f"no Chromium found (looked for {', '.join(PROGRAMS)}): apt-get install chromium"
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(f"{message}; {REQUIRED}=1 requires it")
+        pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, args=QUIET)
+        yield running
+        running.close()
+
+
+@dataclass
+class Watched:
+    """A page and what happened on it."""
+
+    page: Any
+    external: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def assert_quiet(self) -> None:
+        """Nothing asked of another machine, nothing missing, no script error."""
+        assert self.external == []
+        assert self.failed == []
+        assert self.errors == []
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    """`open_page(**context options)` gives a `Watched` page.
+
+    Where LABKIT_SCREENSHOTS names a folder, every page's last picture is kept there.
+    """
+    contexts: list[tuple[Any, Watched]] = []
+
+    def start(**options: Any) -> Watched:
+        context = browser.new_context(viewport={"width": 1280, "height": 1000}, **options)
+        watched = Watched(context.new_page())
+        page = watched.page
+        page.on("request", lambda r: None if _is_local(r.url) else watched.external.append(r.url))
+        page.on("requestfailed", lambda r: watched.failed.append(f"{r.url} ({r.failure})"))
+        page.on("response", lambda r: watched.failed.append(f"{r.url} ({r.status})") if r.status >= 400 else None)
+        page.on("pageerror", lambda error: watched.errors.append(error.message))
+        contexts.append((context, watched))
+        return watched
+
+    yield start
+    for number, (context, watched) in enumerate(contexts):
+        if folder := os.environ.get("LABKIT_SCREENSHOTS"):
+            name = f"{os.environ['PYTEST_CURRENT_TEST'].split('::')[-1].split(' ')[0]}-{number}.png"
+            watched.page.screenshot(path=str(Path(folder) / name.replace("/", "_")), full_page=True)
+        context.close()
+
+
+def _is_local(url: str) -> bool:
+    return url.startswith(("file:", "data:", "blob:", "http://127.0.0.1:", "ws://127.0.0.1:"))

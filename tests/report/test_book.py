@@ -1,0 +1,100 @@
+"""The book: every page there, outputs inside, nothing fetched, and no build from a failed report."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from labkit.report import book
+from labkit.resources import notebooks_folder
+
+# What names an address without fetching it: links to follow, XML namespaces, the generators' own credits.
+LOADING = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["'](?:https?:)?//
+    |<link\b(?![^>]*rel=["'](?:canonical|author|license)["'])[^>]*\bhref=["'](?:https?:)?//
+    |@import\s+url\(["']?https?:""",
+    re.VERBOSE,
+)
+
+
+def test_every_notebook_has_a_page_with_its_outputs(built_book: book.Book) -> None:
+    names = {path.stem for path in notebooks_folder().glob("*.ipynb")}
+    assert {page.stem for page in built_book.notebooks} == names
+    for page in built_book.notebooks:
+        text = page.read_text(encoding="utf-8")
+        assert text.count("cell_output") >= 5, page.name
+        assert "cell_input" in text
+
+
+def test_packages_have_a_page_with_their_names(built_book: book.Book) -> None:
+    pages = {page.name: page for page in built_book.pages}
+    for package, name in (("measure", "ModelCosts"), ("report", "record"), ("caches", "Cache")):
+        assert name in pages[f"labkit.{package}.html"].read_text(encoding="utf-8")
+
+
+def test_no_page_loads_anything_from_elsewhere(built_book: book.Book) -> None:
+    for page in built_book.pages:
+        found = LOADING.search(page.read_text(encoding="utf-8"))
+        assert not found, f"{page.name}: {found.group()}"
+
+
+def test_search_knows_the_notebooks(built_book: book.Book) -> None:
+    index = (built_book.index.parent / "searchindex.js").read_text(encoding="utf-8")
+    for page in built_book.notebooks:
+        assert page.stem in index
+
+
+def test_the_results_page_holds_the_records(built_book: book.Book) -> None:
+    text = (built_book.index.parent / "results.html").read_text(encoding="utf-8")
+    assert "decode step at 4K" in text
+    assert "counted" in text
+
+
+def test_the_api_reference_misses_no_public_package() -> None:
+    pages = book.api_pages()
+    assert {"labkit.devices.md", "labkit.kernels.md", "labkit.models.md", "labkit.engine.md"} <= set(pages)
+    assert not any("commands" in text or "labkit.cli" in text for text in pages.values())
+
+
+class TestWhatIsRefused:
+    def report(self, folder: Path, **notebook) -> Path:
+        entry = {"notebook": "01_x.ipynb", "passed": True, "failure": None} | notebook
+        (folder / "summary.json").write_text(json.dumps({"notebooks": [entry]}))
+        return folder
+
+    def test_a_failed_notebook_is_named(self, tmp_path: Path) -> None:
+        reports = self.report(tmp_path, passed=False, failure="01_x.ipynb, In [3] (1/0): ZeroDivisionError")
+        with pytest.raises(book.BookError, match=r"1 of 1 notebooks failed: 01_x.ipynb, In \[3\]"):
+            book.build(tmp_path / "site", reports=reports)
+        assert not (tmp_path / "site").exists()
+
+    def test_a_missing_notebook(self, tmp_path: Path) -> None:
+        with pytest.raises(book.BookError, match=r"lacks executed notebooks: 01_x\.ipynb"):
+            book.build(tmp_path / "site", reports=self.report(tmp_path))
+
+    def test_a_folder_without_a_report(self, tmp_path: Path) -> None:
+        with pytest.raises(book.BookError, match="holds no report"):
+            book.build(tmp_path / "site", reports=tmp_path)
+
+    def test_an_installed_wheel(self, tmp_path: Path) -> None:
+        with pytest.raises(book.BookError, match="build it from a clone"):
+            book.build(tmp_path / "site", reports=tmp_path, sources=tmp_path)
+
+    def test_a_warning_fails_the_build_and_is_shown(self, tmp_path: Path, write_notebook, monkeypatch) -> None:
+        reports = self.report(tmp_path)
+        write_notebook(reports / "01_x.ipynb", "x = 1")
+        (reports / "summary.md").write_text("# Results\n\n{doc}`no-such-page`\n")
+        site = tmp_path / "sources"
+        site.mkdir()
+        (site / "_config.yml").write_text("title: t\nexecute: {execute_notebooks: 'off'}\nonly_build_toc_files: true\n")
+        (site / "_toc.yml").write_text(
+            "format: jb-book\nroot: results\nchapters:\n- glob: notebooks/*\n- glob: api/*\n"
+        )
+        (site / "_assets").mkdir()
+        monkeypatch.setattr(book, "api_pages", lambda packages: {"index.md": "# API\n"})
+        with pytest.raises(book.BookError, match="no-such-page"):
+            book.build(tmp_path / "site", reports=reports, sources=site)
+        assert not (tmp_path / "site" / "html").exists()
