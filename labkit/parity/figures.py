@@ -34,7 +34,7 @@ def prefixes(rows: Mapping[str, Sequence[str]], wrong: Mapping[str, Sequence[boo
                 plt.Rectangle((column + 0.04, -line - 0.36), 0.92, 0.72, color=colour, alpha=0.3, linewidth=0)
             )
             label = token.replace("\n", "⏎").strip() or "·"
-            axes.text(column + 0.5, -line, label[:7], ha="center", va="center", fontsize=6.5)
+            axes.text(column + 0.5, -line, label[:6], ha="center", va="center", fontsize=6.5)
     axes.set_xlim(-0.22 * count, count)
     axes.set_ylim(-len(rows) + 0.4, 0.6)
     return figure
@@ -51,6 +51,9 @@ def along(reports: Mapping[str, ParityReport], title: str) -> Any:
     bounds = {report.tolerance.max_logit_difference for report in reports.values()} - {None}
     for bound in bounds:
         axes.axhline(bound, color="C5", linestyle="--", label=f"bound {bound:.0e}")
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    axes.set_ylim(10.0 ** np.floor(np.log10(low)), 10.0 ** np.ceil(np.log10(high)))
     axes.set_xlabel("position")
     axes.set_ylabel("largest logit difference (nat)")
     axes.set_title(title)

@@ -2,11 +2,11 @@
 
 A golden is one safetensors file. For every position it holds the best k logits (float32, ids, best first), the
 logarithm of the normaliser over the whole vocabulary (float64: the mass outside the best k follows from it) and the
-logit of the text's own token; for the last few positions of each window it holds all logits. Its metadata names the
-oracle, its versions, the form and the fingerprint of the weights. The recipe is recipes/goldens/.
+logit of the text's own token; for every m-th position of a window it holds all logits. Its metadata names the oracle,
+its versions, the form and the fingerprint of the weights. The recipe is recipes/goldens/.
 
     tokens [sum of n + 1]   lengths [W]            top_ids [N, k]    top_logits [N, k]
-    normaliser [N]          label_logits [N]       full_logits [W * f, V]
+    normaliser [N]          label_logits [N]       full_logits [F, V]
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GoldenSide:
         self.form = Form(**about["form"])
         self.vocab_size: int = about["vocab_size"]
         self.fingerprint: str = about["fingerprint"]
-        self.full_each: int = about["full_each"]
+        self.full_every: int = about["full_every"]
         bounds = np.cumsum(tensors["lengths"])[:-1]
         self.windows = [part.astype(np.int32) for part in np.split(tensors["tokens"], bounds)]
         self._best = BestLogits(
@@ -102,13 +102,16 @@ class GoldenSide:
             raise GoldenError(
                 f"{self.path.name} holds no window that begins with these {len(window)} tokens; take its own windows"
             )
-        index = matches[0]
-        first = sum(len(mine) - 1 for mine in self.windows[:index])
-        length = len(self.windows[index]) - 1
-        brief = min(wanted, length - self.full_each)
-        yield self._best.cut(first, first + brief)
-        if wanted > brief:
-            yield self._full.cut(index * self.full_each, index * self.full_each + wanted - brief)
+        before = [len(mine) - 1 for mine in self.windows[: matches[0]]]
+        first, every = sum(before), self.full_every or wanted + 1
+        row = sum(length // every for length in before) if self.full_every else 0
+        for start in range(0, wanted, every):
+            stop = min(start + every - 1, wanted)
+            if stop > start:
+                yield self._best.cut(first + start, first + stop)
+            if start + every <= wanted:
+                yield self._full.cut(row, row + 1)
+                row += 1
 
 
 def open_golden(name: str | Path) -> GoldenSide:
@@ -145,7 +148,7 @@ def write_golden(
     model: str,
     versions: dict[str, str],
     best: int = 32,
-    full_each: int = 0,
+    full_every: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Let `side` predict every window, and keep what it says.
@@ -153,28 +156,27 @@ def write_golden(
     Args:
         path: the file to write; it appears only when it is whole.
         side: the oracle.
-        windows: token windows [n + 1] int32, all longer than `full_each`.
+        windows: token windows [n + 1] int32.
         fingerprint, model, versions: of the weights, their name, and of the packages that computed.
         best: logits kept a position (k).
-        full_each: positions at each window's end whose logits are all kept.
+        full_every: of every so many positions of a window, the last keeps all its logits; 0 for none.
         progress: called with (positions done, positions in all).
     """
     from safetensors.numpy import save_file
 
-    if any(len(window) - 1 <= full_each for window in windows):
-        raise ValueError(f"every window must be longer than the {full_each} positions that are kept in full")
     total = sum(len(window) - 1 for window in windows)
     kept, full, done = [], [], 0
     for window in windows:
-        labels, position, length = window[1:].astype(np.int64), 0, len(window) - 1
+        labels, position = window[1:].astype(np.int64), 0
         for prediction in side.predict(window):
             stop = position + len(prediction)
             kept.append(BestLogits.of(prediction, labels[position:stop], best))
-            full.append(prediction.logits[max(0, length - full_each - position) :])
+            whole = [at - position for at in range(position, stop) if full_every and (at + 1) % full_every == 0]
+            full.append(prediction.logits[whole])
             position = stop
             if progress:
                 progress(done + position, total)
-        done += length
+        done += position
     small = np.uint16 if side.vocab_size <= 1 << 16 else np.uint32
     tensors = {
         "tokens": np.concatenate(windows).astype(small),
@@ -194,7 +196,7 @@ def write_golden(
         "fingerprint": fingerprint,
         "model": model,
         "versions": versions,
-        "full_each": full_each,
+        "full_every": full_every,
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,8 +27,8 @@ def main() -> None:
     parser.add_argument(
         "target", type=Path, help="folder for torch-whole.safetensors and torch-incremental.safetensors"
     )
-    parser.add_argument("--best", type=int, default=24, help="logits kept a position")
-    parser.add_argument("--full", type=int, default=3, help="positions at each window's end with all logits")
+    parser.add_argument("--best", type=int, default=16, help="logits kept a position")
+    parser.add_argument("--every", type=int, default=64, help="positions of which one keeps all its logits")
     parser.add_argument("--prefill", type=int, default=64, help="tokens before single steps")
     arguments = parser.parse_args()
     job = json.loads((arguments.job / "job.json").read_text())
@@ -48,7 +48,8 @@ def main() -> None:
             model=job["model"],
             versions={name: version(name) for name in ("torch", "transformers")},
             best=arguments.best,
-            full_each=arguments.full,
+            # Single steps cover fewer positions: keep a larger share of them whole
+            full_every=arguments.every * (2 if form.kind == "whole" else 1),
             progress=lambda done, total: print(f"\r{done} of {total}", end="", file=sys.stderr),
         )
         print(f"\n{path}: {path.stat().st_size / 1e3:.0f} kB")

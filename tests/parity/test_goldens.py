@@ -35,7 +35,7 @@ def windows():
 @pytest.fixture
 def stored(tmp_path, windows):
     def write(**options):
-        known = {"fingerprint": "abc", "model": "canned", "versions": {"canned": "1"}, "best": 5, "full_each": 6}
+        known = {"fingerprint": "abc", "model": "canned", "versions": {"canned": "1"}, "best": 5, "full_every": 6}
         return write_golden(tmp_path / "deep" / "g.safetensors", Canned(windows), windows, **(known | options))
 
     return write
@@ -48,12 +48,19 @@ def test_everything_comes_back(stored, windows):
     for window, mine in zip(windows, golden.windows, strict=True):
         np.testing.assert_array_equal(window, mine)
         answers = FullLogits(side.answers[window.tobytes()])
-        labels, brief = window[1:].astype(np.int64), len(window) - 1 - 6
-        head, tail = golden.predict(mine)
-        expected = BestLogits.of(answers.cut(0, brief), labels[:brief], 5)
-        for name in ("ids", "values", "normaliser", "label"):
-            np.testing.assert_array_equal(getattr(head, name), getattr(expected, name))
-        np.testing.assert_array_equal(tail.logits, answers.logits[brief:])
+        expected = BestLogits.of(answers, window[1:].astype(np.int64), 5)
+        position = 0
+        for part in golden.predict(mine):
+            stop = position + len(part)
+            if isinstance(part, FullLogits):
+                assert stop == position + 1
+                assert stop % 6 == 0
+                np.testing.assert_array_equal(part.logits, answers.logits[position:stop])
+            else:
+                for name in ("ids", "values", "normaliser", "label"):
+                    np.testing.assert_array_equal(getattr(part, name), getattr(expected.cut(position, stop), name))
+            position = stop
+        assert position == len(window) - 1
 
 
 @pytest.mark.parametrize("length", [1, 5, 16, 17, 20])
@@ -77,7 +84,7 @@ def test_more_than_it_holds_is_refused(stored, positions):
 
 
 def test_no_full_positions_if_none_are_asked_for(stored, windows):
-    (only,) = GoldenSide(stored(full_each=0)).predict(windows[0])
+    (only,) = GoldenSide(stored(full_every=0)).predict(windows[0])
     assert len(only) == 11
 
 
@@ -103,9 +110,9 @@ def test_other_weights_are_refused(stored):
         golden.require("abd")
 
 
-def test_a_window_must_be_longer_than_what_is_kept_in_full(stored):
-    with pytest.raises(ValueError, match="longer than the 8 positions"):
-        stored(full_each=8)
+def test_every_position_can_be_kept_whole(stored, windows):
+    parts = list(GoldenSide(stored(full_every=1)).predict(windows[2]))
+    assert [type(part) for part in parts] == [FullLogits] * 8
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "foreign"])
@@ -133,6 +140,6 @@ def test_an_oracle_that_fails_leaves_no_half_golden(tmp_path, windows):
 
     with pytest.raises(RuntimeError, match="broke down"):
         write_golden(
-            tmp_path / "g.safetensors", Failing(windows), windows, fingerprint="", model="", versions={}, full_each=2
+            tmp_path / "g.safetensors", Failing(windows), windows, fingerprint="", model="", versions={}, full_every=2
         )
     assert not list(tmp_path.iterdir())
