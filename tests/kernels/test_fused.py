@@ -1,5 +1,7 @@
 """Fused chains beyond their gates: mlx-lm's own blocks, positions, views, what they save, errors."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -135,6 +137,18 @@ def test_infinite_gates_saturate():
     for target in TARGETS:
         out = fused.output_gate(mx.ones((1, 1, 1, 8)), projected, target=target)
         assert out.reshape(-1).tolist() == [0, 0, 1, 1] * 2
+
+
+def test_rotation_needs_its_barrier():
+    """Without the simdgroup's barrier a lane may read its partner's value before it is there: a race is found."""
+    call = qk_norm_rope_call(
+        normal(1, 1, 2, 64), normal(1, 1, 1, 32), mx.ones((32,)), mx.ones((32,)), mx.array([1]), 1e-6, 16
+    )
+    source = QK_NORM_ROPE.text.source
+    mutant = replace(QK_NORM_ROPE.text, source=source.replace("simdgroup_barrier(mem_flags::mem_threadgroup);", ""))
+    assert mutant.source != source
+    faults = simulator.run(mutant, QK_NORM_ROPE.launch(**call), check=True).faults
+    assert any("race" in fault.kind for fault in faults)
 
 
 def footprint(kernel, call) -> int:

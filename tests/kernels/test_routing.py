@@ -1,14 +1,25 @@
 """Routing beyond its gates: the stable order, the block map's promises, mlx-lm's own choices, edges."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.kernels import routing
+from labkit.kernels import routing, simulator
 from labkit.kernels.routing import reference
-from labkit.kernels.routing.launches import FEW, tokens_per_block
+from labkit.kernels.routing.launches import (
+    CHOOSE_EXPERTS,
+    COUNT_EXPERTS,
+    FEW,
+    GROUP_ROWS,
+    choose_experts_call,
+    count_experts_call,
+    group_rows_call,
+    tokens_per_block,
+)
 
 TARGETS = ("simulator", "reference")
 
@@ -183,6 +194,25 @@ def test_block_of_tokens_fits_threadgroup_memory():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_every_barrier_is_needed():
+    """Without any one of them the simulator finds a race, or the wild write that comes of it first."""
+    indices = mx.random.randint(0, 40, (40, 2))
+    counting = count_experts_call(indices, 40)
+    (counts,) = COUNT_EXPERTS(**counting, target="reference")
+    barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+    for kernel, call in (
+        (CHOOSE_EXPERTS, choose_experts_call(mx.random.normal((40, 40)), 2)),
+        (COUNT_EXPERTS, counting),
+        (GROUP_ROWS, group_rows_call(indices, counts, 40, 4)),
+    ):
+        parts = kernel.text.source.split(barrier)
+        assert len(parts) > 1
+        for i in range(1, len(parts)):
+            mutant = replace(kernel.text, source=barrier.join(parts[:i]) + barrier.join(parts[i:]))
+            run = simulator.run(mutant, kernel.launch(**call), check=True)
+            assert not run.clean, f"{kernel.name} without barrier {i}"
 
 
 def test_reference_orders_floats_by_bits():
