@@ -1,4 +1,4 @@
-"""Decode attention beyond its gates: the public operation, its layouts, invariance, and what it refuses."""
+"""Attention beyond its gates: the public operations, their layouts, invariance, and what they refuse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import mlx.core as mx
 import pytest
 
 from labkit.kernels import simulator
-from labkit.kernels.attention import BLOCK, DECODE, decode_attention, decode_call, merge_call
+from labkit.kernels.attention import (
+    BLOCK,
+    DECODE,
+    decode_attention,
+    decode_call,
+    merge_call,
+    prefill_attention,
+)
 from labkit.kernels.attention.launches import MERGE, parts_for
 
 SCALE = 64**-0.5
@@ -175,3 +182,62 @@ def test_blocks_that_do_not_cover_the_cache_are_refused():
             parts=2,
             block=16,
         )
+
+
+@pytest.mark.parametrize("form", ["simdgroup", "tensor", "mlx"])
+def test_a_prompt_in_chunks_is_the_prompt_at_once(form):
+    dtype = mx.float16 if form == "tensor" else mx.float32
+    target = None if form == "mlx" else "simulator"
+    keys, values = cache(batch=1, columns=40, dtype=dtype)
+    queries = mx.random.normal((1, 2, 40, 64)).astype(dtype)
+    whole = mx.fast.scaled_dot_product_attention(
+        *(x.astype(mx.float32) for x in (queries, keys, values)), scale=SCALE, mask="causal"
+    )
+    pieces = [
+        prefill_attention(queries[:, :, a:b], keys, values, mx.array([a]), scale=SCALE, form=form, target=target)
+        for a, b in ((0, 7), (7, 8), (8, 40))
+    ]
+    together = mx.concatenate(pieces, axis=2)
+    assert together.dtype == dtype
+    assert mx.abs(together.astype(mx.float32) - whole).max().item() < (4e-3 if form == "tensor" else 1e-5)
+
+
+@pytest.mark.parametrize("form", ["simdgroup", "tensor"])
+def test_a_chunk_of_one_token_is_decoding(form):
+    dtype = mx.float32 if form == "simdgroup" else mx.bfloat16
+    keys, values = cache(columns=33, dtype=dtype)
+    queries = mx.random.normal((2, 4, 1, 64)).astype(dtype)
+    last, first = mx.array([33, 12]), mx.array([0, 3])
+    options = {"first": first, "scale": SCALE, "target": "simulator"}
+    prefilled = prefill_attention(queries, keys, values, last - 1, form=form, **options)
+    decoded = decode_attention(queries, keys, values, last, **options)
+    tolerance = 1e-5 if dtype == mx.float32 else 1.6e-2
+    assert mx.allclose(prefilled.astype(mx.float32), decoded.astype(mx.float32), atol=tolerance).item()
+
+
+@pytest.mark.parametrize("form", ["simdgroup", "tensor", "mlx"])
+def test_tokens_that_see_nothing_give_zeros(form):
+    dtype = mx.float16 if form == "tensor" else mx.float32
+    keys, values = cache(batch=1, columns=24, dtype=dtype)
+    queries = mx.random.normal((1, 1, 9, 64)).astype(dtype)
+    out = prefill_attention(
+        queries,
+        keys,
+        values,
+        mx.array([0]),
+        first=mx.array([4]),
+        scale=SCALE,
+        form=form,
+        target=None if form == "mlx" else "simulator",
+    )
+    assert mx.all(out[:, :, :4] == 0).item()
+    assert mx.all(mx.isfinite(out)).item()
+    assert mx.any(out[:, :, 4:] != 0).item()
+
+
+def test_prefill_refuses_what_does_not_fit():
+    keys, values = cache(batch=2)
+    with pytest.raises(ValueError, match="as many rows"):
+        prefill_attention(mx.zeros((4, 1, 3, 64)), keys, values, mx.zeros((4,)), scale=1.0, form="simdgroup")
+    with pytest.raises(ValueError, match="16-bit floats"):
+        prefill_attention(mx.zeros((2, 1, 3, 64)), keys, values, mx.zeros((2,)), scale=1.0, form="tensor")

@@ -1,10 +1,18 @@
-"""Cases, tolerances and benches of decode attention."""
+"""Cases, tolerances and benches of attention."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
-from labkit.kernels.attention.launches import DECODE, MERGE, decode_call, merge_call, parts_for
+from labkit.kernels.attention.launches import (
+    DECODE,
+    MERGE,
+    PREFILL,
+    decode_call,
+    merge_call,
+    parts_for,
+    prefill_call,
+)
 from labkit.kernels.registry import Bench, Case, Entry, Tolerance
 from labkit.kernels.signature import Launch
 
@@ -90,6 +98,67 @@ def _merge(parts: int, width: int, dtype: mx.Dtype) -> Launch:
     return MERGE.launch(**merge_call(partial, mx.stack([top, total], axis=-1), dtype))
 
 
+def _prefill(
+    form: str,
+    dtype: mx.Dtype,
+    start: list[int],
+    first: list[int],
+    *,
+    heads: int,
+    kv_heads: int,
+    length: int,
+    width: int,
+    columns: int,
+    **options,
+) -> Launch:
+    def normal(*shape: int) -> mx.array:
+        return mx.random.normal(shape).astype(dtype)
+
+    cached = (len(start), kv_heads, columns, width)
+    call = prefill_call(
+        normal(len(start), heads, length, width),
+        normal(*cached),
+        normal(*cached),
+        mx.array(start, dtype=mx.int32),
+        mx.array(first, dtype=mx.int32),
+        scale=width**-0.5,
+        form=form,
+        **options,
+    )
+    return PREFILL[form].launch(**call)
+
+
+def _prefill_cases(form: str) -> tuple[Case, ...]:
+    def case(label: str, *args, **sizes) -> Case:
+        return Case(label, lambda dtype: _prefill(form, dtype, *args, **sizes))
+
+    return (
+        case("a first chunk of 40, head 256", [0], [0], heads=2, kv_heads=1, length=40, width=256, columns=40, simds=2),
+        case(
+            "chunks after others, padded, one seeing nothing at first",
+            [30, 7, -5],
+            [0, 4, 0],
+            heads=3,
+            kv_heads=3,
+            length=19,
+            width=64,
+            columns=50,
+        ),
+        case("one query, head 128", [36], [0], heads=2, kv_heads=2, length=1, width=128, columns=37),
+    )
+
+
+def _prefill_bench(form: str, length: int) -> Bench:
+    def make(dtype: mx.Dtype) -> Launch:
+        sizes = {"heads": 16, "kv_heads": 2, "length": length, "width": 256, "columns": length}
+        return _prefill(form, dtype, [0], [0], **sizes)
+
+    def sdpa(launch: Launch) -> list[mx.array]:
+        return [mx.fast.scaled_dot_product_attention(*launch.inputs[:3], scale=256**-0.5, mask="causal")]
+
+    return Bench(f"16/2 heads of 256, {length} causal", make, sdpa, operations=2 * 16 * 256 * length * (length + 1))
+
+
 def _bench(form: str, columns: int, **options) -> Bench:
     def make(dtype: mx.Dtype) -> Launch:
         sizes = {"batch": 1, "heads": 16, "kv_heads": 2, "width": 256, "columns": columns}
@@ -126,5 +195,19 @@ ENTRIES = [
             Case("1 part of 64", lambda dtype: _merge(1, 64, dtype)),
         ),
         summary="the parts of decode attention become one output",
+    ),
+    Entry(
+        PREFILL["simdgroup"],
+        cases=_prefill_cases("simdgroup"),
+        summary="a chunk of tokens against its cache, by simdgroup matrices",
+        tolerance={**TENSOR, mx.float32: Tolerance(1e-5, 1e-5)},
+    ),
+    Entry(
+        PREFILL["tensor"],
+        cases=_prefill_cases("tensor"),
+        summary="a chunk of tokens against its cache, by tensor tiles",
+        dtypes=HALVES,
+        tolerance=TENSOR,
+        benches=(_prefill_bench("tensor", 8192),),
     ),
 ]

@@ -1,4 +1,4 @@
-"""The kernels of decode attention, and the arguments of their calls."""
+"""The kernels of attention, and the arguments of their calls."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from labkit.kernels.headers import TILES
 from labkit.kernels.launch import Kernel
 
 Form = Literal["lanes", "tensor"]
+PrefillForm = Literal["simdgroup", "tensor"]
 
 BLOCK = 512
 """Columns of a block in the fixed-block layout."""
@@ -44,6 +45,18 @@ MERGE = Kernel.from_file(
     name="merge_attention_parts",
     reference=reference.merge,
 )
+
+PREFILL: dict[PrefillForm, Kernel] = {
+    form: Kernel.from_file(
+        _FOLDER / f"{path}.metal",
+        ["queries", "keys", "values", "start", "first", "scale", "L", "S", "HQ", "HKV"],
+        ["out"],
+        name=f"prefill_attention_{form}",
+        header=_HEADER,
+        reference=reference.prefill,
+    )
+    for form, path in (("simdgroup", "prefill"), ("tensor", "prefill_tensor"))
+}
 
 
 def parts_for(rows: int, kv_heads: int, group: int, columns: int) -> int:
@@ -119,6 +132,48 @@ def merge_call(partial: mx.array, stats: mx.array, dtype: mx.Dtype) -> dict:
         "threadgroup": (width * slices, 1, 1),
         "output_shapes": [(rows, heads, width)],
         "output_dtypes": [dtype],
+    }
+
+
+def prefill_call(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    start: mx.array,
+    first: mx.array,
+    *,
+    scale: float,
+    form: PrefillForm = "simdgroup",
+    simds: int = 4,
+) -> dict:
+    """The arguments of `PREFILL[form]`.
+
+    Args:
+        queries: [B, Hq, L, D]; keys, values: [B, Hkv, S, D] of the same dtype; start, first: int32 [B].
+        simds: simdgroups of a threadgroup; each takes 8 queries (form "simdgroup") or 16 ("tensor").
+
+    Raises:
+        ValueError: shapes, dtypes or sizes that do not fit.
+    """
+    if queries.ndim != 4:
+        raise ValueError(f"prefill attention takes queries [B, Hq, L, D], not {queries.shape}")
+    batch, heads, length, width = queries.shape
+    _check(queries[:, :, 0], keys, values, start, first)
+    if keys.shape[0] != batch or width > 256 or width % 64:
+        raise ValueError(f"queries {queries.shape} need as many rows as keys {keys.shape}, D one of 64, 128, 192, 256")
+    if form == "tensor" and queries.dtype == mx.float32:
+        raise ValueError("the tensor form needs 16-bit floats, not float32")
+    template = [("T", queries.dtype), ("D", width), ("SIMDS", simds)]
+    if form == "simdgroup":
+        template.append(("KEYS", 8 if queries.dtype == mx.float32 else 16))
+    tiles = -(-length // (simds * (16 if form == "tensor" else 8)))
+    return {
+        "inputs": [queries, keys, values, start, first, float(scale), length, keys.shape[2], heads, keys.shape[1]],
+        "template": template,
+        "grid": (tiles * simds * 32, heads, batch),
+        "threadgroup": (simds * 32, 1, 1),
+        "output_shapes": [queries.shape],
+        "output_dtypes": [queries.dtype],
     }
 
 

@@ -1,4 +1,4 @@
-"""Decode attention in plain MLX ops: the oracles of its kernels."""
+"""Attention in plain MLX ops: the oracles of its kernels."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def attention(
     weights = mx.where(sees, mx.softmax(scores, axis=-1), 0.0)
     seen = mx.any(sees, axis=-1, keepdims=True)
     return (mx.where(seen, weights, 0.0) @ _of_rows(values, queries)).reshape(queries.shape)
+
+
+def prefill(launch: Launch) -> list[mx.array]:
+    """The reference of the prefill kernels: query i of a row sees the columns from first to start + i."""
+    queries, keys, values, start, first, scale = launch.inputs[:6]
+    batch, heads, length, width = queries.shape
+    rows = mx.swapaxes(queries, 1, 2).reshape(batch * length, heads, width)
+    ends = mx.minimum(start[:, None] + mx.arange(1, length + 1), keys.shape[2]).reshape(-1)
+    out = attention(rows, keys, values, mx.repeat(first, length), ends, scale.item())
+    return [mx.swapaxes(out.reshape(batch, length, heads, width), 1, 2)]
 
 
 def parts(launch: Launch) -> list[mx.array]:
