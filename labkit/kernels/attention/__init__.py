@@ -10,8 +10,8 @@ threadgroups, each of which serves all query heads that share a KV head with one
 | pack | query heads that share a read: 1 is the baseline |
 | wide | vector reads; element reads are the baseline |
 
-A chunk of a prompt (`prefill_attention`) reads each tile of columns for many queries: operations decide. Its scores never
-reach memory: at a head size of 256 MLX on CUDA spreads them out, 8.6 GB a layer for 2K new tokens at 128K.
+A chunk of a prompt (`prefill_attention`) reads each tile of columns for many queries: operations decide. Its scores
+never reach memory: at a head size of 256 MLX on CUDA spreads them out, 8.6 GB a layer for 2K new tokens at 128K.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def decode_attention(
 
 
 def choose_prefill_form(queries: mx.array, target: str | None) -> PrefillForm | Literal["mlx"]:
-    """Tensor tiles on CUDA for 16-bit floats; MLX's own fused operation on Metal, which has one at every head size here,
-    and on a CPU; simdgroup matrices where a target is asked for that MLX's operation does not run on."""
+    """Tensor tiles on CUDA for 16-bit floats; MLX's own operation on Metal, where it is fused, and on a CPU; simdgroup
+    matrices where a target is asked for that MLX's operation does not run on."""
     fits = queries.dtype != mx.float32 and queries.shape[-1] % 64 == 0 and queries.shape[-1] <= 256
     if target == "cuda":
         return "tensor" if fits else "mlx"

@@ -1,6 +1,7 @@
-"""Attention at Qwen3.6-35B-A3B's shape: every form and split that could win, beside MLX's op, torch's best and the floor.
+"""Attention at Qwen3.6-35B-A3B's shape: every form and split that could win, beside MLX's op, torch's best, the floor.
 
-Times are of launches queued in one evaluation, over buffers that no cache holds; launch cost is inside where it is larger.
+Times are of launches queued in one evaluation, over buffers that no cache holds; launch cost is inside where it is
+larger.
 """
 
 from __future__ import annotations
