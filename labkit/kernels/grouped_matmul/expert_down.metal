@@ -18,13 +18,19 @@ tile_weights.first = threadgroup_position_in_grid.x * Tile::OUTPUTS;
 Tile tile;
 tile.run(memory, sources, tile_weights, rows, lane, simdgroup);
 #pragma unroll
-for (int e = 0; e < Tile::PLACES; e++) {
-  uint row = tile.row(e);
+for (int i = 0; i < Tile::ROWS; i++) {
+  uint row = tile.row(i);
   if (row < rows) {
     uint assignment = order[start + row];
     float weight = static_cast<float>(weights[assignment]);
-    float2 pair = tile.value(e, 0);
-    pair.x *= weight, pair.y *= weight;
-    store_pair<N>(products + size_t(assignment) * N, tile.column(e), pair);
+    device T* to = products + size_t(assignment) * N;
+#pragma unroll
+    for (int j = 0; j < Tile::RUNS; j++) {
+      float values[Tile::RUN];
+      tile.take(i, j, 0, values);
+#pragma unroll
+      for (int k = 0; k < Tile::RUN; k++) values[k] *= weight;
+      store_run<N, Tile::RUN>(to, tile.column(j), values);
+    }
   }
 }

@@ -19,9 +19,18 @@ weights.first = threadgroup_position_in_grid.x * Tile::OUTPUTS;
 Tile tile;
 tile.run(memory, sources, weights, rows, lane, simdgroup);
 #pragma unroll
-for (int e = 0; e < Tile::PLACES; e++) {
-  uint row = tile.row(e);
-  float2 g = tile.value(e, 0), u = tile.value(e, 1), h;
-  h.x = swiglu(g.x, u.x), h.y = swiglu(g.y, u.y);
-  if (row < rows) store_pair<N>(hidden + size_t(start + row) * N, tile.column(e), h);
+for (int i = 0; i < Tile::ROWS; i++) {
+  uint row = tile.row(i);
+  if (row < rows) {
+    device T* to = hidden + size_t(start + row) * N;
+#pragma unroll
+    for (int j = 0; j < Tile::RUNS; j++) {
+      float g[Tile::RUN], u[Tile::RUN];
+      tile.take(i, j, 0, g);
+      tile.take(i, j, 1, u);
+#pragma unroll
+      for (int k = 0; k < Tile::RUN; k++) g[k] = swiglu(g[k], u[k]);
+      store_run<N, Tile::RUN>(to, tile.column(j), g);
+    }
+  }
 }

@@ -37,13 +37,13 @@ COMBINE_EXPERTS = Kernel.from_file(
     reference=reference.combine_experts,
 )
 DECODE_GATE_UP = row_kernels(
-    _FOLDER / "decode_gate_up.metal", [*_GATE_UP, "indices"], ["hidden"], "1 1 2", reference.decode_gate_up
+    _FOLDER / "decode_gate_up.metal", [*_GATE_UP, "indices"], ["hidden"], "1 true 1 2", reference.decode_gate_up
 )
 DECODE_DOWN = row_kernels(
     _FOLDER / "decode_down.metal",
     [*_DOWN, "indices", "weights", "shared", "shared_factor"],
     ["y"],
-    "1 TOPK 1",
+    "1 true TOPK 1",
     reference.decode_down,
 )
 

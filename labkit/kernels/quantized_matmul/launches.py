@@ -34,14 +34,15 @@ def tile_kernels(path: Path, inputs: list[str], outputs: list[str], paired: bool
 
 
 def row_kernels(path: Path, inputs: list[str], outputs: list[str], sizes: str, oracle) -> dict[str, Kernel]:
-    """A text over `FewRows` in both forms. `sizes`: its arguments M, SLOTS and PARTS, as words of the text."""
-    rows, slots, parts = sizes.split()
+    """A text over `FewRows` in both forms. `sizes`: its arguments M, ROUTED, SLOTS and PARTS, as words of the text."""
+    rows, *rest = sizes.split()
+    others = ", ".join(rest)
     return {
         form: Kernel(
             f"{path.stem}_{form}",
             inputs,
             outputs,
-            f"using FewRows = {start}, {rows}, BITS, GROUP, K, N, {slots}, {parts}, SIMDS{end}>;\n{path.read_text()}",
+            f"using FewRows = {start}, {rows}, BITS, GROUP, K, N, {others}, SIMDS{end}>;\n{path.read_text()}",
             header=TILES,
             reference=oracle,
         )
@@ -53,7 +54,7 @@ def row_kernels(path: Path, inputs: list[str], outputs: list[str], sizes: str, o
 
 
 _NAMES = (["x", "w", "scales", "biases"], ["y"])
-FEW_ROWS = row_kernels(_FOLDER / "few_rows.metal", *_NAMES, "M 1 PARTS", reference.quantized_matmul)
+FEW_ROWS = row_kernels(_FOLDER / "few_rows.metal", *_NAMES, "M false 1 PARTS", reference.quantized_matmul)
 MANY_ROWS = tile_kernels(_FOLDER / "many_rows.metal", *_NAMES, False, reference.quantized_matmul)
 
 

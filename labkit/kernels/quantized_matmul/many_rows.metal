@@ -14,7 +14,15 @@ weights.first = threadgroup_position_in_grid.x * Tile::OUTPUTS;
 Tile tile;
 tile.run(memory, sources, weights, rows, lane, simdgroup);
 #pragma unroll
-for (int e = 0; e < Tile::PLACES; e++) {
-  uint row = tile.row(e);
-  if (row < rows) store_pair<N>(y + size_t(start + row) * N, tile.column(e), tile.value(e, 0));
+for (int i = 0; i < Tile::ROWS; i++) {
+  uint row = tile.row(i);
+  if (row < rows) {
+    device T* to = y + size_t(start + row) * N;
+#pragma unroll
+    for (int j = 0; j < Tile::RUNS; j++) {
+      float values[Tile::RUN];
+      tile.take(i, j, 0, values);
+      store_run<N, Tile::RUN>(to, tile.column(j), values);
+    }
+  }
 }

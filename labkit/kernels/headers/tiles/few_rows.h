@@ -4,8 +4,8 @@
 // Two forms of one contract: by lanes (plain arithmetic, any float type) and by the tensor core (16-bit floats, CUDA).
 //
 // A threadgroup of SIMDS simdgroups computes 16 rows of each of PARTS weight matrices (gate and up, or the next 16 rows of the
-// same), for M rows of x. With SLOTS > 1 it sums over experts: slot i multiplies x + i * slot_stride by expert[i]'s weights and
-// weighs the product by factor[i].
+// same), for M rows of x. If ROUTED it sums over SLOTS experts: slot i multiplies x + i * slot_stride by expert[i]'s weights and
+// weighs the product by factor[i]. Else there is one slot, and neither is read.
 
 //@provides WeightRows
 // K x N weights of one matrix (or of every expert's) and the first of the 16 rows wanted. Rows beyond the last repeat it.
@@ -17,7 +17,8 @@ template <class S> struct WeightRows {
 };
 
 //@provides FewRowsByLanes
-template <class T, class S, int M, int BITS, int GROUP, int K, int N, int SLOTS, int PARTS, int SIMDS> struct FewRowsByLanes {
+template <class T, class S, int M, int BITS, int GROUP, int K, int N, bool ROUTED, int SLOTS, int PARTS, int SIMDS>
+struct FewRowsByLanes {
   static constexpr uint ROW = uint(K) * BITS / 8;  // bytes
   static constexpr uint GROUPS = K / GROUP;
   static constexpr int PER_WORD = 32 / BITS;
@@ -36,7 +37,7 @@ template <class T, class S, int M, int BITS, int GROUP, int K, int N, int SLOTS,
       uint position = start + 16 * lane;
       bool inside = position < SLOTS * ROW;
       uint slot = inside ? position / ROW : 0, byte = inside ? position % ROW : 0;
-      size_t base = size_t(expert[slot]) * N;
+      size_t base = ROUTED ? size_t(expert[slot]) * N : 0;
       uint4 words[PARTS][ROWS];
       float scale[PARTS][ROWS], bias[PARTS][ROWS];
 #pragma unroll
@@ -50,7 +51,7 @@ template <class T, class S, int M, int BITS, int GROUP, int K, int N, int SLOTS,
           bias[p][r] = static_cast<float>(parts[p].biases[group]);
         }
       }
-      float weigh = inside ? factor[slot] : 0.0f;
+      float weigh = !inside ? 0.0f : ROUTED ? factor[slot] : 1.0f;
       float dots[PARTS][ROWS][M], sums[M];
       for (int m = 0; m < M; m++) {
         sums[m] = 0.0f;
@@ -117,7 +118,8 @@ template <class T, class S, int M, int BITS, int GROUP, int K, int N, int SLOTS,
 // The weights are the 16-row operand of the tensor core, as nibbles with an offset. Four lanes share a row and 64 bytes of it at
 // a time, more than a group may hold: so each column of the other operand holds one row of x within one group, zeros elsewhere,
 // and 8 columns serve M rows times the groups of a step.
-template <class T, int M, int BITS, int GROUP, int K, int N, int SLOTS, int PARTS, int SIMDS, int UNROLL> struct FewRowsByTensor {
+template <class T, int M, int BITS, int GROUP, int K, int N, bool ROUTED, int SLOTS, int PARTS, int SIMDS, int UNROLL>
+struct FewRowsByTensor {
   static constexpr uint ROW = uint(K) * BITS / 8;                                       // bytes
   static constexpr uint GROUP_BYTES = GROUP * BITS / 8;
   static constexpr uint GROUPS = K / GROUP;
@@ -128,39 +130,43 @@ template <class T, int M, int BITS, int GROUP, int K, int N, int SLOTS, int PART
   static constexpr uint ROW_STEPS = (ROW + 63) / 64;
   static constexpr uint STEPS = SLOTS * ROW_STEPS;
   static constexpr uint SLICE = (STEPS + SIMDS - 1) / SIMDS;                            // steps of a simdgroup
+  static constexpr bool WHOLE = ROW % 64 == 0 && STEPS % (SIMDS * UNROLL) == 0;         // no step lies outside
   static constexpr int TILES = (M * PER_STEP + 7) / 8;                                  // tensor tiles of 8 columns
   static constexpr uint SUMS = SLOTS * M * SEGMENTS;
   static constexpr int MEMORY = SUMS + SIMDS * PARTS * 16 * M;
 
-  struct Chunk {  // what UNROLL steps read
+  struct Chunk {  // what UNROLL steps read; of scales and biases a pair, for this lane's two columns of results
     uint4 words[UNROLL][PARTS][2];
-    T scales[UNROLL][PARTS][2][2], biases[UNROLL][PARTS][2][2];
+    uint scales[UNROLL][PARTS][2], biases[UNROLL][PARTS][2];
   };
+
+  static METAL_FUNC uint pair_of(const device T* groups, size_t row, uint segment, bool inside) {
+    if (WHOLE && PER_STEP > 1 && GROUPS % 2 == 0) return *(const device uint*)(groups + row * GROUPS + segment);
+    T low = static_cast<T>(0.0f), high = low;
+    if (WHOLE || (inside && segment < SEGMENTS)) low = groups[row * GROUPS + segment * SEGMENT / GROUP_BYTES];
+    if (PER_STEP == 1) high = low;
+    else if (WHOLE || (inside && segment + 1 < SEGMENTS)) high = groups[row * GROUPS + (segment + 1) * SEGMENT / GROUP_BYTES];
+    return pack_pair<T>(low, high);
+  }
 
   static METAL_FUNC void load(thread Chunk& chunk, thread const WeightRows<T>* parts, threadgroup const int* expert, uint first,
                               uint end, uint lane) {
     uint r = lane / 4, c = lane % 4;
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-      uint step = first + u, slot = step / ROW_STEPS, in_row = step % ROW_STEPS, byte = in_row * 64 + 16 * c;
-      bool inside = step < end && byte < ROW;
-      size_t base = step < end ? size_t(expert[slot]) * N : 0;
+      uint step = first + u, in_row = step % ROW_STEPS, byte = in_row * 64 + 16 * c;
+      bool inside = WHOLE || step < end;
+      size_t base = ROUTED && inside ? size_t(expert[step / ROW_STEPS]) * N : 0;
 #pragma unroll
       for (int p = 0; p < PARTS; p++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           size_t row = base + min(parts[p].first + r + 8 * h, uint(N - 1));
-          chunk.words[u][p][h] = four_words(0, 0, 0, 0);
-          if (inside) chunk.words[u][p][h] = load16_stream((const device uint4*)parts[p].w + (row * ROW + byte) / 16);
-#pragma unroll
-          for (uint i = 0; i < (PER_STEP == 1 ? 1 : 2); i++) {
-            // The groups of this lane's two columns of results.
-            uint segment = in_row * PER_STEP + (2 * c + i) % PER_STEP;
-            bool exists = step < end && segment < SEGMENTS;
-            size_t group = row * GROUPS + segment * SEGMENT / GROUP_BYTES;
-            chunk.scales[u][p][h][i] = exists ? parts[p].scales[group] : static_cast<T>(0.0f);
-            chunk.biases[u][p][h][i] = exists ? parts[p].biases[group] : static_cast<T>(0.0f);
-          }
+          const device uint4* from = (const device uint4*)parts[p].w + (row * ROW + byte) / 16;
+          chunk.words[u][p][h] = load16_stream(from, WHOLE || (inside && byte < ROW));
+          uint segment = in_row * PER_STEP + 2 * c % PER_STEP;
+          chunk.scales[u][p][h] = pair_of(parts[p].scales, row, segment, inside);
+          chunk.biases[u][p][h] = pair_of(parts[p].biases, row, segment, inside);
         }
       }
     }
@@ -205,9 +211,9 @@ template <class T, int M, int BITS, int GROUP, int K, int N, int SLOTS, int PART
 #pragma unroll
       for (int u = 0; u < UNROLL; u++) {
         uint step = first + u;
-        bool inside = step < end;
-        uint slot = inside ? step / ROW_STEPS : 0, in_row = inside ? step % ROW_STEPS : 0;
-        add_step(total, chunk, u, x + slot * slot_stride, memory + slot * M * SEGMENTS, inside ? factor[slot] : 0.0f, inside, in_row,
+        bool inside = WHOLE || step < end;
+        uint slot = ROUTED && inside ? step / ROW_STEPS : 0, in_row = inside ? step % ROW_STEPS : 0;
+        add_step(total, chunk, u, x + slot * slot_stride, memory + slot * M * SEGMENTS, ROUTED ? factor[slot] : 1.0f, inside, in_row,
                  r, c, lane);
       }
       if (more) chunk = next;
@@ -242,25 +248,23 @@ template <class T, int M, int BITS, int GROUP, int K, int N, int SLOTS, int PART
       for (int t = 0; t < TILES; t++)
         for (int i = 0; i < 4; i++) acc[p][t][i] = 0.0f;
     uint byte = in_row * 64 + 16 * c;
-    bool holds = inside && byte < ROW;
+    bool holds = WHOLE || (inside && byte < ROW);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       uint4 columns[TILES];
 #pragma unroll
       for (int t = 0; t < TILES; t++) {
         uint column = 8 * t + r, m = column / PER_STEP;
-        columns[t] = four_words(0, 0, 0, 0);
-        if (holds && m < M && 16 * c / SEGMENT == column % PER_STEP) {
-          const device T* from = x + size_t(m) * K + (byte + 4 * j) * 8 / BITS;
-          if (BITS == 4) {
-            uint4 pairs = *(const device uint4*)from;
-            columns[t] = four_words(low_halves(pairs.x, pairs.z), high_halves(pairs.x, pairs.z), low_halves(pairs.y, pairs.w),
-                                    high_halves(pairs.y, pairs.w));
-          } else {
-            uint2 pairs = *(const device uint2*)from;
-            uint even = low_halves(pairs.x, pairs.y), odd = high_halves(pairs.x, pairs.y);
-            columns[t] = four_words(even, even, odd, odd);
-          }
+        bool mine = holds && m < M && 16 * c / SEGMENT == column % PER_STEP;
+        const device T* from = x + size_t(m) * K + (byte + 4 * j) * 8 / BITS;
+        if (BITS == 4) {
+          uint4 pairs = load16_if((const device uint4*)from, mine);
+          columns[t] = four_words(low_halves(pairs.x, pairs.z), high_halves(pairs.x, pairs.z), low_halves(pairs.y, pairs.w),
+                                  high_halves(pairs.y, pairs.w));
+        } else {
+          uint2 pairs = load8_if((const device uint2*)from, mine);
+          uint even = low_halves(pairs.x, pairs.y), odd = high_halves(pairs.x, pairs.y);
+          columns[t] = four_words(even, even, odd, odd);
         }
       }
 #pragma unroll
@@ -280,13 +284,14 @@ template <class T, int M, int BITS, int GROUP, int K, int N, int SLOTS, int PART
 #pragma unroll
       for (uint i = 0; i < 2; i++) {
         uint column = 8 * t + 2 * c + i, m = column / PER_STEP, segment = in_row * PER_STEP + column % PER_STEP;
-        float sum = inside && m < M && segment < SEGMENTS ? sums[m * SEGMENTS + segment] : 0.0f;
+        float sum = m < M && (WHOLE || (inside && segment < SEGMENTS)) ? sums[m * SEGMENTS + segment] : 0.0f;
 #pragma unroll
         for (int p = 0; p < PARTS; p++) {
 #pragma unroll
           for (uint h = 0; h < 2; h++) {
-            float scale = static_cast<float>(chunk.scales[u][p][h][PER_STEP == 1 ? 0 : i]);
-            float bias = static_cast<float>(chunk.biases[u][p][h][PER_STEP == 1 ? 0 : i]);
+            uint scales = chunk.scales[u][p][h], biases = chunk.biases[u][p][h];
+            float scale = i == 0 ? float_low<T>(scales) : float_high<T>(scales);
+            float bias = i == 0 ? float_low<T>(biases) : float_high<T>(biases);
             float dot = acc[p][t][2 * h + i] - OffsetPairs<T, BITS>::OFFSET * sum;
             total[p][t][2 * h + i] += weigh * (scale * dot + bias * sum);
           }

@@ -1,19 +1,6 @@
 // What tiles stand on, with a branch per target where one instruction does it. The other branch is plain Metal: it is what the
 // simulator runs, lane by lane in the layout that CUDA's tensor cores use.
 
-//@provides load16_stream
-// 16 bytes that nobody reads again: on CUDA past the first-level cache.
-template <class P> METAL_FUNC uint4 load16_stream(P p) {
-#if defined(__CUDACC__)
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
-#else
-  return *p;
-#endif
-}
-
 //@provides four_words two_words
 METAL_FUNC uint4 four_words(uint x, uint y, uint z, uint w) {
   uint4 v;
@@ -24,6 +11,45 @@ METAL_FUNC uint2 two_words(uint x, uint y) {
   uint2 v;
   v.x = x, v.y = y;
   return v;
+}
+
+//@provides load16_stream
+// 16 bytes that nobody reads again: on CUDA past the first-level cache.
+template <class P> METAL_FUNC uint4 load16_stream(P p, bool wanted = true) {
+#if defined(__CUDACC__)
+  // A predicate, not a branch: loads stay together. Volatile: they stay where they are, before the arithmetic.
+  uint4 v;
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n mov.u32 %0, 0;\n mov.u32 %1, 0;\n mov.u32 %2, 0;\n mov.u32 %3, 0;\n"
+               " @p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+               : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"(static_cast<uint>(wanted)));
+  return v;
+#else
+  return wanted ? *p : four_words(0, 0, 0, 0);
+#endif
+}
+
+//@provides load16_if load8_if
+// Words that others read too, or zeros.
+template <class P> METAL_FUNC uint4 load16_if(P p, bool wanted) {
+#if defined(__CUDACC__)
+  uint4 v;
+  asm("{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n mov.u32 %0, 0;\n mov.u32 %1, 0;\n mov.u32 %2, 0;\n mov.u32 %3, 0;\n"
+      " @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"(static_cast<uint>(wanted)));
+  return v;
+#else
+  return wanted ? *p : four_words(0, 0, 0, 0);
+#endif
+}
+template <class P> METAL_FUNC uint2 load8_if(P p, bool wanted) {
+#if defined(__CUDACC__)
+  uint2 v;
+  asm("{\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n mov.u32 %0, 0;\n mov.u32 %1, 0;\n @p ld.global.nc.v2.u32 {%0, %1}, [%2];\n}"
+      : "=&r"(v.x), "=&r"(v.y) : "l"(p), "r"(static_cast<uint>(wanted)));
+  return v;
+#else
+  return wanted ? *p : two_words(0, 0);
+#endif
 }
 
 //@provides is_half

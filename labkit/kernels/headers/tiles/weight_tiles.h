@@ -6,7 +6,8 @@
 //   Tile tile;
 //   for (i < Tile::COPIES) sources[i] = where row Tile::copied_row(thread, i) of x begins; clamp rows beyond the last
 //   tile.run(memory, sources, weights, rows, lane, simdgroup);
-//   for (e < Tile::PLACES) tile.row(e), tile.column(e): the place; tile.value(e, part): its two adjacent results
+//   for (i < Tile::ROWS, j < Tile::RUNS) tile.row(i), tile.column(j): where the thread holds a run of Tile::RUN adjacent
+//   results; tile.take(i, j, part, values): them
 
 //@provides TileWeights
 // One matrix, or a pair, of N rows of K packed weights, and the first output column of the tile. Columns beyond N repeat the last.
@@ -27,18 +28,19 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
   static constexpr int MEMORY = STAGES * STAGE;
   static constexpr int BLOCKS = K / 32;
   static constexpr int FRAGMENTS = PAIRED ? 2 : 4;                // of 8 columns, in each matrix
-  static constexpr int PLACES = BM / 16 * FRAGMENTS * 2;
+  static constexpr int ROWS = BM / 8, RUNS = 1, RUN = 2 * FRAGMENTS;
 
   float acc[BM / 16][4][4];
   uint lane, simdgroup, first;
 
   static METAL_FUNC uint copied_row(uint thread_, int i) { return thread_ / 4 + 32 * i; }
 
-  // Column `local` of the tile: its matrix and its row there.
+  // Slot `local` of the staged weights, column n of fragment j of a simdgroup: its matrix, and its row there. Of the
+  // simdgroup's columns these are not the next eight: so chosen, a lane's results of all fragments are one run.
   static METAL_FUNC uint part_of(uint local) { return PAIRED && local % 32 >= 16 ? 1 : 0; }
   METAL_FUNC uint index_of(uint local) const {
-    uint output = PAIRED ? local / 32 * 16 + local % 16 : local;
-    return min(first + output, uint(N - 1));
+    uint n = local % 8, j = local % 32 / 8 % FRAGMENTS;
+    return min(first + local / 32 * (8 * FRAGMENTS) + n / 2 * RUN + 2 * j + n % 2, uint(N - 1));
   }
 
   METAL_FUNC void run(threadgroup uint4* memory, thread const device T* const* sources, thread const TileWeights<S>& weights, uint rows,
@@ -52,7 +54,8 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
 #pragma unroll
         for (int k = 0; k < 4; k++) acc[i][j][k] = 0.0f;
     AsyncCopies<COPIES + WORDS / 4, STAGES> copies;
-    const device uint4* packed = (const device uint4*)(weights.w[part_of(thread_)] + size_t(index_of(thread_)) * (K * BITS / 32));
+    const device uint* matrix = part_of(thread_) == 0 ? weights.w[0] : weights.w[1];
+    const device uint4* packed = (const device uint4*)(matrix + size_t(index_of(thread_)) * (K * BITS / 32));
     size_t group_row[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) group_row[j] = size_t(index_of(32 * simdgroup + 8 * j + r)) * (K / GROUP);
@@ -128,15 +131,14 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
     copies.commit();
   }
 
-  METAL_FUNC uint row(int e) const { return e / (2 * FRAGMENTS) * 16 + e % 2 * 8 + lane / 4; }
-  METAL_FUNC uint column(int e) const {
-    return first + simdgroup * (8 * FRAGMENTS) + e / 2 % FRAGMENTS * 8 + lane % 4 * 2;
-  }
-  METAL_FUNC float2 value(int e, int part) const {
-    float2 pair;
-    pair.x = acc[e / (2 * FRAGMENTS)][e / 2 % FRAGMENTS + 2 * part][e % 2 * 2];
-    pair.y = acc[e / (2 * FRAGMENTS)][e / 2 % FRAGMENTS + 2 * part][e % 2 * 2 + 1];
-    return pair;
+  METAL_FUNC uint row(int i) const { return i / 2 * 16 + i % 2 * 8 + lane / 4; }
+  METAL_FUNC uint column(int) const { return first + simdgroup * (8 * FRAGMENTS) + lane % 4 * RUN; }
+  METAL_FUNC void take(int i, int, int part, thread float* values) const {
+#pragma unroll
+    for (int j = 0; j < FRAGMENTS; j++) {
+      values[2 * j] = acc[i / 2][j + 2 * part][i % 2 * 2];
+      values[2 * j + 1] = acc[i / 2][j + 2 * part][i % 2 * 2 + 1];
+    }
   }
 };
 
@@ -151,7 +153,7 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
   static constexpr int DOWN = BM >= 32 ? 2 : 1, ACROSS = 4 / DOWN;  // how the simdgroups share the tile
   static constexpr int HIGH = BM / DOWN / 8, WIDE = COLUMNS / ACROSS / 8;
   static constexpr int FRAGMENTS = PAIRED ? WIDE / 2 : WIDE;
-  static constexpr int PLACES = HIGH * FRAGMENTS;
+  static constexpr int ROWS = HIGH, RUNS = FRAGMENTS, RUN = 2;
 
   simdgroup_matrix<float, 8, 8> acc[HIGH][WIDE];
   uint lane, simdgroup, first;
@@ -175,9 +177,9 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
     // Half a row of 32 weights a thread.
     uint local = thread_ / 2, half_ = thread_ % 2, part = part_of(local);
     size_t index = index_of(local);
-    const device uint* packed = weights.w[part] + index * (K * BITS / 32) + half_ * (BITS / 2);
-    const device S* scales = weights.scales[part] + index * (K / GROUP);
-    const device S* biases = weights.biases[part] + index * (K / GROUP);
+    const device uint* packed = (part == 0 ? weights.w[0] : weights.w[1]) + index * (K * BITS / 32) + half_ * (BITS / 2);
+    const device S* scales = (part == 0 ? weights.scales[0] : weights.scales[1]) + index * (K / GROUP);
+    const device S* biases = (part == 0 ? weights.biases[0] : weights.biases[1]) + index * (K / GROUP);
 
     vec<T, 4> values[COPIES][2];
     uint words[BITS / 2];
@@ -235,33 +237,39 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
     for (int i = 0; i < BITS / 2; i++) words[i] = packed[block * BITS + i];
   }
 
-  METAL_FUNC uint row(int e) const {
-    uint quad = lane / 4;
-    return simdgroup / ACROSS * (8 * HIGH) + e / FRAGMENTS * 8 + (quad & 4) + lane / 2 % 4;
+  METAL_FUNC uint row(int i) const { return simdgroup / ACROSS * (8 * HIGH) + 8 * i + (lane / 4 & 4) + lane / 2 % 4; }
+  METAL_FUNC uint column(int j) const {
+    return first + simdgroup % ACROSS * (8 * FRAGMENTS) + 8 * j + (lane / 4 & 2) * 2 + lane % 2 * 2;
   }
-  METAL_FUNC uint column(int e) const {
-    uint quad = lane / 4;
-    return first + simdgroup % ACROSS * (8 * FRAGMENTS) + e % FRAGMENTS * 8 + (quad & 2) * 2 + lane % 2 * 2;
-  }
-  METAL_FUNC float2 value(int e, int part) {
-    float2 pair;
-    pair.x = acc[e / FRAGMENTS][e % FRAGMENTS + FRAGMENTS * part].thread_elements()[0];
-    pair.y = acc[e / FRAGMENTS][e % FRAGMENTS + FRAGMENTS * part].thread_elements()[1];
-    return pair;
+  METAL_FUNC void take(int i, int j, int part, thread float* values) {
+    values[0] = acc[i][j + FRAGMENTS * part].thread_elements()[0];
+    values[1] = acc[i][j + FRAGMENTS * part].thread_elements()[1];
   }
 };
 
-//@provides store_pair
-// Two adjacent columns of a row of N; in one store where rows begin at even places.
-template <int N, class T> METAL_FUNC void store_pair(device T* row, uint column, float2 pair) {
-  if (N % 2 == 0) {
+//@provides store_run
+// RUN adjacent columns of a row of N, from a multiple of RUN on; in one store where rows begin at such places too.
+template <int N, int RUN> METAL_FUNC void store_run(device float* row, uint column, thread const float* values) {
+#pragma unroll
+  for (int i = 0; i < RUN; i++) {
+    if (column + i < uint(N)) row[column + i] = values[i];
+  }
+}
+template <int N, int RUN, class T> METAL_FUNC void store_run(device T* row, uint column, thread const float* values) {
+  if (N % RUN == 0) {
     if (column < uint(N)) {
-      vec<T, 2> two;
-      two.x = static_cast<T>(pair.x), two.y = static_cast<T>(pair.y);
-      *(device vec<T, 2>*)(row + column) = two;
+      uint pairs[RUN / 2];
+#pragma unroll
+      for (int i = 0; i < RUN / 2; i++) pairs[i] = pack_pair<T>(static_cast<T>(values[2 * i]), static_cast<T>(values[2 * i + 1]));
+      device T* to = row + column;
+      if (RUN == 8) *(device uint4*)to = four_words(pairs[0], pairs[1], pairs[RUN / 2 - 2], pairs[RUN / 2 - 1]);
+      if (RUN == 4) *(device uint2*)to = two_words(pairs[0], pairs[RUN / 2 - 1]);
+      if (RUN == 2) *(device uint*)to = pairs[0];
     }
   } else {
-    if (column < uint(N)) row[column] = static_cast<T>(pair.x);
-    if (column + 1 < uint(N)) row[column + 1] = static_cast<T>(pair.y);
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+      if (column + i < uint(N)) row[column + i] = static_cast<T>(values[i]);
+    }
   }
 }
