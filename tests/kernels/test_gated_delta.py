@@ -5,17 +5,21 @@ import numpy as np
 import pytest
 
 from labkit.kernels.gated_delta import (
-    PACKED,
     PLAIN,
     Layout,
+    Tensor,
+    chunked,
     decode_step,
+    gated_delta_update,
     gated_norm,
     mask_spans,
     row_spans,
     scan,
+    scan_blocked,
     scan_inputs,
     tail_after,
 )
+from labkit.kernels.gated_delta.bench import in_float64
 from labkit.kernels.gated_delta.gates import layer_inputs
 from labkit.kernels.gated_delta.gates import scan_inputs as random_scan_inputs
 
@@ -26,29 +30,14 @@ def same_bits(a: mx.array, b: mx.array) -> bool:
     return np.array_equal(np.array(a.astype(mx.float32)), np.array(b.astype(mx.float32)))
 
 
-def in_float64(q, k, v, log_decay, beta, state, spans=None):
-    """The recurrence as the paper writes it, in float64: y [B, T, Hv, Dv] and the last state."""
-    q, k, v, log_decay, beta, state = (
-        np.array(x.astype(mx.float32), np.float64) for x in (q, k, v, log_decay, beta, state)
-    )
-    batch, length, heads = v.shape[:3]
-    repeats, state, y = heads // q.shape[2], state.copy(), np.zeros_like(v)
-    for b in range(batch):
-        first, last = (0, length) if spans is None else np.clip(np.array(spans[b]), 0, length)
-        for h in range(heads):
-            s = state[b, h]
-            for t in range(first, last):
-                key, query = k[b, t, h // repeats], q[b, t, h // repeats]
-                s = np.exp(log_decay[b, t, h]) * (s - beta[b, t, h] * np.outer(s @ key, key))
-                s = s + beta[b, t, h] * np.outer(v[b, t, h], key)
-                y[b, t, h] = s @ query
-            state[b, h] = s
-    return y, state
-
-
 def worst(got: mx.array, want: np.ndarray) -> float:
     """Largest error as a share of the largest value."""
     return float(np.abs(np.array(got.astype(mx.float32)) - want).max() / np.abs(want).max())
+
+
+def mean_error(got: mx.array, want: np.ndarray) -> float:
+    """Root-mean-square error as a share of the values' own."""
+    return float(np.sqrt(((np.array(got.astype(mx.float32)) - want) ** 2).mean() / (want**2).mean()))
 
 
 @pytest.fixture(autouse=True)
@@ -56,23 +45,100 @@ def _seed():
     mx.random.seed(7)
 
 
-@pytest.mark.parametrize("target", TEXTS)
-@pytest.mark.parametrize(
-    "sizes", [(1, 40, 1, 2, 128, 128), (2, 9, 2, 4, 64, 32), (1, 5, 1, 1, 192, 96), (1, 6, 1, 3, 256, 64)]
-)
+@pytest.mark.parametrize("target", ["reference", "native"])
+@pytest.mark.parametrize("sizes", [(1, 40, 1, 2, 128, 128), (2, 9, 2, 4, 64, 32), (1, 6, 1, 3, 256, 64)])
 def test_scan_against_float64(target, sizes):
     inputs = random_scan_inputs(*sizes, mx.float32)
-    want_y, want_state = in_float64(*inputs)
     y, state = scan(*inputs, target=target)
+    want_y, want_state = in_float64(*inputs)
     assert worst(y, want_y) < 2e-6
     assert worst(state, want_state) < 1e-6
 
 
-@pytest.mark.parametrize("layout", [PLAIN, PACKED, Layout(16, 2, 2, 8), Layout(4, 1, 2, 8), Layout(16, 4, 1, 4)])
-def test_layouts_against_float64(layout):
-    inputs = random_scan_inputs(1, 11, 1, 2, 128, 64, mx.float32)
-    want_y, want_state = in_float64(*inputs)
+@pytest.mark.parametrize(
+    ("sizes", "layout"),
+    [
+        ((1, 11, 1, 2, 96, 64), None),
+        ((1, 6, 1, 1, 256, 64), None),
+        ((1, 11, 1, 2, 128, 64), PLAIN),
+        ((1, 11, 1, 2, 128, 64), Layout(16, 2, 2, 8)),
+        ((1, 11, 1, 2, 128, 64), Layout(4, 1, 2, 8)),
+    ],
+)
+def test_layouts_against_float64(sizes, layout):
+    inputs = random_scan_inputs(*sizes, mx.float32)
     y, state = scan(*inputs, layout=layout, target="simulator")
+    want_y, want_state = in_float64(*inputs)
+    assert worst(y, want_y) < 2e-6
+    assert worst(state, want_state) < 1e-6
+
+
+# With remainders, y has bf16's own rounding (1.7e-3) and little more; without, twice that.
+CHUNKED = [
+    pytest.param(mx.float32, False, 1e-6, 1e-6, id="fp32"),
+    pytest.param(mx.bfloat16, Tensor(32, 1, False), 5e-3, 4e-3, id="tensor-cores"),
+    pytest.param(mx.bfloat16, Tensor(32, 1, True), 2e-3, 1e-5, id="tensor-cores-split"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "tensor", "bound_y", "bound_state"), CHUNKED)
+@pytest.mark.parametrize("target", ["simulator", "reference"])
+def test_chunked_against_float64(dtype, tensor, bound_y, bound_state, target):
+    inputs = random_scan_inputs(1, 70, 1, 2, 128, 128, dtype)
+    want_y, want_state = in_float64(*inputs)
+    y, state = chunked(*inputs, tensor=tensor, target=target)
+    assert mean_error(y, want_y) < bound_y
+    assert mean_error(state, want_state) < bound_state
+
+
+@pytest.mark.parametrize("tensor", [False, Tensor(32, 1, True)])
+def test_chunked_with_pads(tensor):
+    """NaN in the pads; chunks of a row begin at its first valid token, so each row gives the bits that it gives alone."""
+    length, spans = 45, [[4, 45], [0, 33], [9, 9]]
+    *tokens, state = random_scan_inputs(3, length, 1, 2, 128, 128, mx.bfloat16)
+    counts = np.array([[a <= t < b for t in range(length)] for a, b in spans])
+    valid = [mx.array(counts).reshape(3, length, *[1] * (x.ndim - 2)) for x in tokens]
+    poisoned = [mx.where(v, x, mx.array(float("nan"), dtype=x.dtype)) for v, x in zip(valid, tokens, strict=True)]
+    options = {"tensor": tensor, "target": "simulator"}
+    y, new_state = chunked(*poisoned, state, mx.array(spans, dtype=mx.int32), **options)
+    assert not np.any(np.array(y.astype(mx.float32))[~counts])
+    assert same_bits(new_state[2], state[2])
+    for row, (first, last) in enumerate(spans[:2]):
+        alone = [x[row : row + 1, first:last] for x in tokens]
+        y_alone, state_alone = chunked(*alone, state[row : row + 1], **options)
+        assert same_bits(y[row, first:last], y_alone[0])
+        assert same_bits(new_state[row], state_alone[0])
+
+
+@pytest.mark.parametrize("tensor", [False, Tensor(32, 1, True)])
+def test_chunked_cut_at_whole_chunks_gives_the_same_bits_and_hands_over_to_the_scan(tensor):
+    *tokens, state = random_scan_inputs(1, 70, 1, 2, 128, 128, mx.bfloat16)
+    options = {"tensor": tensor, "target": "simulator"}
+    whole, whole_state = chunked(*tokens, state, **options)
+    y, half = chunked(*(x[:, :32] for x in tokens), state, **options)
+    rest, last = chunked(*(x[:, 32:] for x in tokens), half, **options)
+    assert same_bits(mx.concatenate([y, rest], axis=1), whole)
+    assert same_bits(last, whole_state)
+    rest, last = scan(*(x[:, 32:] for x in tokens), half, target="simulator")
+    assert mean_error(rest, np.array(whole[:, 32:].astype(mx.float32))) < 3e-3
+    assert mean_error(last, np.array(whole_state)) < 1e-5
+
+
+def test_strong_decay_stays_finite():
+    """Decay to nothing within a chunk: exponents of differences, not quotients of vanished factors."""
+    q, k, v, log_decay, beta, state = random_scan_inputs(1, 40, 1, 1, 128, 128, mx.float32)
+    inputs = [q, k, v, log_decay * 40 - 30, beta, state]
+    want_y, want_state = in_float64(*inputs)
+    for form in (scan, chunked):
+        y, last = form(*inputs, target="simulator")
+        assert worst(y, want_y) < 1e-5
+        assert worst(last, want_state) < 1e-5
+
+
+def test_the_baseline_is_the_scan():
+    inputs = random_scan_inputs(1, 37, 1, 1, 128, 32, mx.float32)
+    want_y, want_state = in_float64(*inputs)
+    y, state = scan_blocked(*inputs, target="simulator")
     assert worst(y, want_y) < 2e-6
     assert worst(state, want_state) < 1e-6
 
@@ -80,7 +146,7 @@ def test_layouts_against_float64(layout):
 @pytest.mark.parametrize("target", TEXTS)
 @pytest.mark.parametrize("pieces", [[1] * 20, [7, 13], [16, 4], [3, 1, 16]])
 def test_scan_does_not_depend_on_how_tokens_are_cut_into_calls(target, pieces):
-    *tokens, state = random_scan_inputs(2, 20, 1, 2, 128, 64, mx.bfloat16)
+    *tokens, state = random_scan_inputs(2, sum(pieces), 1, 2, 128, 64, mx.bfloat16)
     whole, whole_state = scan(*tokens, state, target=target)
     outputs, at = [], 0
     for length in pieces:
@@ -113,10 +179,10 @@ def test_pads_touch_nothing(target):
 def test_scan_is_mlx_lms():
     from mlx_lm.models.gated_delta import gated_delta_ops
 
-    q, k, v, log_decay, beta, state = random_scan_inputs(2, 12, 2, 4, 128, 64, mx.float32)
+    q, k, v, log_decay, beta, state = random_scan_inputs(2, 12, 2, 4, 64, 64, mx.float32)
     mask = mx.array([[t >= 3 for t in range(12)], [t < 9 for t in range(12)]])
     want_y, want_state = gated_delta_ops(q, k, v, mx.exp(log_decay), beta, state, mask)
-    y, new_state = scan(q, k, v, log_decay, beta, state, mask_spans(mask), target="simulator")
+    y, new_state = gated_delta_update(q, k, v, log_decay, beta, state, mask_spans(mask), target="simulator")
     assert mx.allclose(y, mx.where(mask[..., None, None], want_y, 0), atol=1e-6).item()
     assert mx.allclose(new_state, want_state, atol=1e-6).item()
 
@@ -162,7 +228,7 @@ def mix(given, spans, heads, dims, target):
 
 
 @pytest.mark.parametrize("target", ["simulator", "reference"])
-@pytest.mark.parametrize("sizes", [(2, 7, 2, 4, 128, 128), (1, 5, 1, 3, 64, 96)])
+@pytest.mark.parametrize("sizes", [(2, 7, 2, 4, 64, 64), (1, 5, 1, 3, 64, 96)])
 def test_mixer_is_mlx_lms(target, sizes):
     given = layer_inputs(*sizes, mx.float32)
     want = Mixer(*sizes[2:], given)(given)
@@ -226,9 +292,10 @@ def test_conv_tail_follows_the_real_tokens(target):
     assert same_bits(tail, whole.tail)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize("sizes", [(2, 3, 1, 2, 128, 128), (1, 8, 1, 1, 64, 256)])
-def test_decode_step_is_the_three_launches_bit_for_bit(dtype, sizes):
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [((2, 3, 1, 2, 128, 128), mx.bfloat16), ((1, 8, 1, 1, 64, 256), mx.float32)]
+)
+def test_decode_step_is_the_three_launches_bit_for_bit(sizes, dtype):
     given = layer_inputs(*sizes, dtype)
     spans = mx.array([[0, 2], [1, 3]][: sizes[0]], dtype=mx.int32)
     heads, dims = sizes[2:4], sizes[4:]
@@ -270,14 +337,54 @@ def test_bad_input_is_named():
     q, k, v, log_decay, beta, state = random_scan_inputs(1, 4, 2, 4, 64, 64, mx.float32)
     with pytest.raises(ValueError, match=r"k needs shape \(1, 4, 2, 64\)"):
         scan(q, k[:, :3], v, log_decay, beta, state)
-    with pytest.raises(ValueError, match="multiple of the key heads, not 2 and 3"):
+    with pytest.raises(ValueError, match="multiple of the key heads, not 3 and 2"):
         scan(q, k, v[:, :, :3], log_decay, beta, state)
     with pytest.raises(ValueError, match="a multiple of 32, not 40"):
         scan(q[..., :40], k[..., :40], v, log_decay, beta, state)
-    with pytest.raises(ValueError, match="state needs shape .* and dtype"):
+    with pytest.raises(ValueError, match="state needs shape"):
         scan(q, k, v, log_decay, beta, state.astype(mx.bfloat16))
     with pytest.raises(ValueError, match=r"spans needs shape \(1, 2\)"):
         scan(q, k, v, log_decay, beta, state, mx.array([0, 4], dtype=mx.int32))
     given = layer_inputs(1, 9, 1, 1, 32, 32, mx.float32)
+    with pytest.raises(ValueError, match="up to 192 dimensions, not 256"):
+        chunked(*random_scan_inputs(1, 2, 1, 1, 256, 64, mx.float32))
+    with pytest.raises(ValueError, match="tensor cores take bfloat16 heads of 128 x 128, not"):
+        chunked(q, k, v, log_decay, beta, state, tensor=True)
     with pytest.raises(ValueError, match="up to 8 tokens, not 9"):
         decode_step(**given, eps=1e-6, heads=(1, 1), dims=(32, 32))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("pieces", [[1] * 20 + [300], [160, 160], [33, 287]])
+def test_cuda_scan_does_not_depend_on_how_tokens_are_cut_into_calls(cuda_device, pieces):
+    test_scan_does_not_depend_on_how_tokens_are_cut_into_calls("cuda", pieces)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("simdgroups", [2, 4, 8])
+@pytest.mark.parametrize(("split", "bound_y", "bound_state"), [(False, 5e-3, 4e-3), (True, 2e-3, 2e-5)])
+def test_cuda_chunked_against_float64(cuda_device, simdgroups, split, bound_y, bound_state):
+    spans = mx.array([[0, 1000], [7, 530]], dtype=mx.int32)
+    inputs = random_scan_inputs(2, 1000, 2, 4, 128, 128, mx.bfloat16)
+    y, state = chunked(*inputs, spans, tensor=Tensor(64, simdgroups, split), target="cuda")
+    for row, (first, last) in enumerate(spans.tolist()):
+        *tokens, old = (x[row : row + 1] for x in inputs)
+        want_y, want_state = in_float64(*(x[:, first:last] for x in tokens), old)
+        assert mean_error(y[row : row + 1, first:last], want_y) < bound_y
+        assert mean_error(state[row : row + 1], want_state) < bound_state
+    assert not mx.any(y[1, :7]).item()
+    assert not mx.any(y[1, 530:]).item()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("sizes", [(3, 1, 16, 32, 128, 128), (2, 8, 2, 4, 128, 128), (1, 8, 1, 1, 64, 256)])
+def test_cuda_decode_step_is_the_three_launches_bit_for_bit(cuda_device, sizes):
+    given, heads, dims = layer_inputs(*sizes, mx.bfloat16), sizes[2:4], sizes[4:]
+    got = decode_step(**given, eps=1e-6, heads=heads, dims=dims, target="cuda")
+    for a, b in zip(got, mix(given, None, heads, dims, "cuda"), strict=True):
+        assert same_bits(a, b)
+
+
+@pytest.mark.cuda
+def test_cuda_pads_touch_nothing(cuda_device):
+    test_pads_touch_nothing("cuda")

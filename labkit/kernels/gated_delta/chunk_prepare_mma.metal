@@ -1,8 +1,10 @@
 // One threadgroup a chunk and value head: all that does not need the state, for all chunks at once, on tensor cores.
 // T = (I + A)^-1 with A_ij = beta_i exp(c_i - c_j) k_i . k_j below the diagonal (c: summed log decay), then
 // w = -T diag(beta exp(c)) K, u = T diag(beta) V and p_ij = exp(c_i - c_j) q_i . k_j up to the diagonal, each in the order of
-// fragments in which `chunk_scan_mma` takes it. T is found in fp32.
+// fragments in which `chunk_scan_mma` takes it. T is found in fp32. With SPLIT, what is rounded to bf16 is kept with its remainder, so
+// that products are as good as in fp32.
 constexpr int BLOCK = CHUNK / 2, PITCH = BLOCK + 8, TILES = CHUNK / 8, PAIRS = CHUNK / 16, DIMS = 8 / PAIRS, THREADS = CHUNK * 2;
+constexpr int PARTS = SPLIT ? 2 : 1;
 threadgroup alignas(128) char keys[CHUNK * 256];
 threadgroup alignas(128) char queries[CHUNK * 256];  // then values
 threadgroup alignas(16) float triangle[3][BLOCK][PITCH];  // blocks 11, 21, 22 of A, then of T
@@ -61,8 +63,7 @@ int i0 = simdgroup * 16 + r;  // the two rows of this lane's fragments: i0 and i
     for (int t = 0; t < TILES; t += 2) {
       if (t <= 2 * simdgroup) {
         uint4 columns = tokens_as_columns(keys, t * 8, d, lane);
-        mma_bf16(product[t], rows, columns.x, columns.y, lane);
-        mma_bf16(product[t + 1], rows, columns.z, columns.w, lane);
+        mma_pair(product[t], product[t + 1], rows, columns, lane);
       }
     }
   }
@@ -88,8 +89,7 @@ int i0 = simdgroup * 16 + r;  // the two rows of this lane's fragments: i0 and i
     for (int t = 0; t < TILES; t += 2) {
       if (t <= 2 * simdgroup) {
         uint4 columns = tokens_as_columns(keys, t * 8, d, lane);
-        mma_bf16(product[t], rows, columns.x, columns.y, lane);
-        mma_bf16(product[t + 1], rows, columns.z, columns.w, lane);
+        mma_pair(product[t], product[t + 1], rows, columns, lane);
       }
     }
   }
@@ -101,9 +101,13 @@ int i0 = simdgroup * 16 + r;  // the two rows of this lane's fragments: i0 and i
       product[t][e] = j <= i ? exp(c[i] - c[j]) * product[t][e] : 0.0f;
     }
   }
-  device uint4* to = (device uint4*)p + (chunk * PAIRS * PAIRS + simdgroup) * 32 + lane;
+  device uint4* to = (device uint4*)p + (chunk * PARTS * PAIRS * PAIRS + simdgroup) * 32 + lane;
 #pragma unroll
-  for (int t = 0; t < PAIRS; t++) to[t * PAIRS * 32] = as_columns(product[2 * t], product[2 * t + 1]);
+  for (int t = 0; t < PAIRS; t++) {
+    uint4 rounded = as_columns(product[2 * t], product[2 * t + 1]);
+    to[t * PAIRS * 32] = rounded;
+    if (SPLIT) to[(PAIRS + t) * PAIRS * 32] = rest_as_columns(product[2 * t], product[2 * t + 1], rounded);
+  }
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 copy_tile<CHUNK, THREADS>(queries, v + (row * HV + hv) * 128, HV * 128, valid, thread_id);
@@ -172,25 +176,30 @@ threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
   for (int t = 0; t < PAIRS; t++) {
     if (t <= simdgroup) {
-      uint rows[4];
+      float one[4], two_more[4];
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        int i = i0 + e % 2 * 8, j = t * 16 + two + e / 2 * 8;
-        float2 pair = *(const threadgroup float2*)&triangle[i / BLOCK + j / BLOCK][i % BLOCK][j % BLOCK];
-        rows[e] = pack_bf16(-pair.x * strength[j] * exp(c[j]), -pair.y * strength[j + 1] * exp(c[j + 1]));
+        int i = i0 + e / 2 * 8, j = t * 16 + two + e % 2;
+        float factor = -strength[j] * exp(c[j]), other = -strength[j + 8] * exp(c[j + 8]);
+        one[e] = factor * triangle[i / BLOCK + j / BLOCK][i % BLOCK][j % BLOCK];
+        two_more[e] = other * triangle[i / BLOCK + j / BLOCK][i % BLOCK][j % BLOCK + 8];
       }
-      uint4 a = uint4(rows[0], rows[1], rows[2], rows[3]);
+      uint4 a = as_rows(one, two_more), rest = rest_as_rows(one, two_more, a);
 #pragma unroll
       for (int d = 0; d < 16; d += 2) {
         uint4 columns = tokens_as_k(keys, t * 16, d * 8, lane);
-        mma_bf16(product[d], a, columns.x, columns.y, lane);
-        mma_bf16(product[d + 1], a, columns.z, columns.w, lane);
+        mma_pair(product[d], product[d + 1], a, columns, lane);
+        if (SPLIT) mma_pair(product[d], product[d + 1], rest, columns, lane);
       }
     }
   }
-  device uint4* to = (device uint4*)w + (chunk * 8 * PAIRS + simdgroup) * 32 + lane;
+  device uint4* to = (device uint4*)w + (chunk * PARTS * 8 * PAIRS + simdgroup) * 32 + lane;
 #pragma unroll
-  for (int d = 0; d < 8; d++) to[d * PAIRS * 32] = as_columns(product[2 * d], product[2 * d + 1]);
+  for (int d = 0; d < 8; d++) {
+    uint4 rounded = as_columns(product[2 * d], product[2 * d + 1]);
+    to[d * PAIRS * 32] = rounded;
+    if (SPLIT) to[(8 + d) * PAIRS * 32] = rest_as_columns(product[2 * d], product[2 * d + 1], rounded);
+  }
 }
 {
   float product[DIMS][TILES][4];
@@ -202,15 +211,20 @@ threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int d = 0; d < DIMS; d++) rows[d] = dims_as_rows(queries, t * 16, (simdgroup * DIMS + d) * 16, lane);
 #pragma unroll
     for (int i = 2 * t; i < TILES; i++) {
-      uint columns[2];
+      uint columns[2], rest[2];
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         int token = i * 8 + r, j = t * 16 + two + e * 8;
         float2 pair = *(const threadgroup float2*)&triangle[token / BLOCK + j / BLOCK][token % BLOCK][j % BLOCK];
-        columns[e] = pack_bf16(pair.x * strength[j], pair.y * strength[j + 1]);
+        float one = pair.x * strength[j], two_more = pair.y * strength[j + 1];
+        columns[e] = pack_bf16(one, two_more);
+        rest[e] = pack_bf16(one - low_bf16(columns[e]), two_more - high_bf16(columns[e]));
       }
 #pragma unroll
-      for (int d = 0; d < DIMS; d++) mma_bf16(product[d][i], rows[d], columns[0], columns[1], lane);
+      for (int d = 0; d < DIMS; d++) {
+        mma_bf16(product[d][i], rows[d], columns[0], columns[1], lane);
+        if (SPLIT) mma_bf16(product[d][i], rows[d], rest[0], rest[1], lane);
+      }
     }
   }
   device float4* to = (device float4*)u + (chunk * 8 + simdgroup * DIMS) * TILES * 32 + lane;
@@ -218,7 +232,10 @@ threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int d = 0; d < DIMS; d++) {
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      to[(d * TILES + t) * 32] = float4(product[d][t][0], product[d][t][1], product[d][t][2], product[d][t][3]);
+      float4 values;
+#pragma unroll
+      for (int e = 0; e < 4; e++) values[e] = product[d][t][e];
+      to[(d * TILES + t) * 32] = values;
     }
   }
 }

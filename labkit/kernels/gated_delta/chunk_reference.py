@@ -102,10 +102,46 @@ def _scatter(fragments: mx.array, index: mx.array, shape: tuple[int, int]) -> mx
     return mx.take(flat, order, axis=-1).reshape(*flat.shape[:-1], *shape)
 
 
+def _rounded_parts(fragments: mx.array, split: bool) -> mx.array:
+    """Fragments [heads, slots, ...] as they round to bf16, and with `split` what that left over: [heads, slots, parts, ...]."""
+    rounded = fragments.astype(mx.bfloat16).astype(mx.float32)
+    return mx.stack([rounded, fragments - rounded] if split else [rounded], axis=2)
+
+
 def _chunks_of(launch: Launch, arrays: list[mx.array], spans: mx.array, shared: int) -> list[mx.array]:
     template = dict(launch.template)
     repeats = template["HV"] // template["HK"]
-    return [into_chunks(x, spans, template["CHUNK"], repeats if i < shared else 1) for i, x in enumerate(arrays)]
+    return [into_chunks(x, spans, template.get("CHUNK", 32), repeats if i < shared else 1) for i, x in enumerate(arrays)]
+
+
+def prepare_plain(launch: Launch) -> list[mx.array]:
+    """Oracle of `chunk_prepare`."""
+    *tokens, spans, _ = launch.inputs
+    w, u, p, into, left = prepare(*_chunks_of(launch, tokens, spans, 2))
+    return [w, u, p, mx.stack([into, left], axis=2)]
+
+
+def scan_plain(launch: Launch) -> list[mx.array]:
+    """Oracle of `chunk_scan`."""
+    q, k, w, u, p, scales, state, spans, _ = launch.inputs
+    return _through_chunks(launch, q, k, w, u, p, scales, state, spans)
+
+
+def _through_chunks(
+    launch: Launch,
+    q: mx.array,
+    k: mx.array,
+    w: mx.array,
+    u: mx.array,
+    p: mx.array,
+    scales: mx.array,
+    state: mx.array,
+    spans: mx.array,
+) -> list[mx.array]:
+    length, heads = q.shape[1], dict(launch.template)["HV"]
+    q, k = _chunks_of(launch, [q, k], spans, 2)
+    y, last = scan_chunks(q, k, w, u, p, scales[:, :, 0], scales[:, :, 1], state.reshape(-1, *state.shape[2:]))
+    return [from_chunks(y, spans, length, heads), last.reshape(state.shape)]
 
 
 def prepare_fragments(launch: Launch) -> list[mx.array]:
@@ -113,10 +149,11 @@ def prepare_fragments(launch: Launch) -> list[mx.array]:
     *tokens, spans, _ = launch.inputs
     w, u, p, into, left = prepare(*_chunks_of(launch, tokens, spans, 2))
     chunk, dims = w.shape[-2:]
+    split = dict(launch.template)["SPLIT"]
     return [
-        _gather(w, _row_fragments(chunk, dims)),
+        _rounded_parts(_gather(w, _row_fragments(chunk, dims)), split),
         _gather(u, _column_fragments(chunk, dims)),
-        _gather(p, _row_fragments(chunk, chunk)),
+        _rounded_parts(_gather(p, _row_fragments(chunk, chunk)), split),
         mx.stack([into, left], axis=2),
     ]
 
@@ -124,11 +161,8 @@ def prepare_fragments(launch: Launch) -> list[mx.array]:
 def scan_fragments(launch: Launch) -> list[mx.array]:
     """Oracle of `chunk_scan_mma`."""
     q, k, w, u, p, scales, state, spans, _ = launch.inputs
-    chunk, heads = dict(launch.template)["CHUNK"], dict(launch.template)["HV"]
-    length, dims = q.shape[1], q.shape[3]
-    q, k = _chunks_of(launch, [q, k], spans, 2)
-    w = _scatter(w, _row_fragments(chunk, dims), (chunk, dims))
+    chunk, dims = dict(launch.template)["CHUNK"], q.shape[3]
+    w = _scatter(w.astype(mx.float32).sum(axis=2), _row_fragments(chunk, dims), (chunk, dims))
     u = _scatter(u, _column_fragments(chunk, dims), (chunk, dims))
-    p = _scatter(p, _row_fragments(chunk, chunk), (chunk, chunk))
-    y, last = scan_chunks(q, k, w, u, p, scales[:, :, 0], scales[:, :, 1], state.reshape(-1, dims, dims))
-    return [from_chunks(y, spans, length, heads), last.reshape(state.shape)]
+    p = _scatter(p.astype(mx.float32).sum(axis=2), _row_fragments(chunk, chunk), (chunk, chunk))
+    return _through_chunks(launch, q, k, w, u, p, scales, state, spans)

@@ -3,6 +3,7 @@
 //   v' = u + S w,  y = exp(c) S q + v' p,  S <- exp(c_last) S + (v' exp(c_last - c)) k
 // Threadgroup memory holds w, q and k of the chunk at hand; each is refilled for the next while the others are in use.
 constexpr int TILES = CHUNK / 8, PAIRS = CHUNK / 16, BYTES = CHUNK * 256, THREADS = SIMDGROUPS * 32;
+constexpr int PARTS = SPLIT ? 2 : 1;
 threadgroup alignas(128) char tile_w[BYTES];
 threadgroup alignas(128) char tile_q[BYTES];
 threadgroup alignas(128) char tile_k[BYTES];
@@ -16,7 +17,7 @@ int last = clamp(int(spans[2 * b + 1]), first, int(length));
 int chunks = (last - first + CHUNK - 1) / CHUNK, slots = (length + CHUNK - 1) / CHUNK;
 size_t row = size_t(b) * length;
 int r = lane / 4, two = lane % 4 * 2;
-const device char* all_w = (const device char*)w + size_t(head) * slots * BYTES;
+const device char* all_w = (const device char*)w + size_t(head) * slots * PARTS * BYTES;
 auto all_q = q + (row * HK + hk) * 128;
 auto all_k = k + (row * HK + hk) * 128;
 auto all_y = y + (row * HV + hv) * 128;
@@ -72,18 +73,18 @@ for (int n = 0; n < chunks; n++) {
 #pragma unroll
     for (int t = 0; t < PAIRS; t++) {
       uint4 columns = *(const threadgroup uint4*)(tile_w + ((d * PAIRS + t) * 32 + lane) * 16);
-      mma_bf16(v[2 * t], rows, columns.x, columns.y, lane);
-      mma_bf16(v[2 * t + 1], rows, columns.z, columns.w, lane);
+      mma_pair(v[2 * t], v[2 * t + 1], rows, columns, lane);
       if (SPLIT) {
-        mma_bf16(v[2 * t], rest, columns.x, columns.y, lane);
-        mma_bf16(v[2 * t + 1], rest, columns.z, columns.w, lane);
+        uint4 low = *(const device uint4*)(all_w + (size_t(n) * PARTS + 1) * BYTES + ((d * PAIRS + t) * 32 + lane) * 16);
+        mma_pair(v[2 * t], v[2 * t + 1], rest, columns, lane);
+        mma_pair(v[2 * t], v[2 * t + 1], rows, low, lane);
       }
     }
   }
 
   wait_for_copies<1>();
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (next < last) copy_piece<BYTES, THREADS>(tile_w, all_w + size_t(n + 1) * BYTES, thread_id);
+  if (next < last) copy_piece<BYTES, THREADS>(tile_w, all_w + size_t(n + 1) * PARTS * BYTES, thread_id);
   copies_issued();
   float o[TILES][4];
   zero_tiles<TILES>(o[0]);
@@ -94,24 +95,24 @@ for (int n = 0; n < chunks; n++) {
 #pragma unroll
     for (int t = 0; t < PAIRS; t++) {
       uint4 columns = tokens_as_columns(tile_q, t * 16, d * 16, lane);
-      mma_bf16(o[2 * t], rows, columns.x, columns.y, lane);
-      mma_bf16(o[2 * t + 1], rows, columns.z, columns.w, lane);
-      if (SPLIT) {
-        mma_bf16(o[2 * t], rest, columns.x, columns.y, lane);
-        mma_bf16(o[2 * t + 1], rest, columns.z, columns.w, lane);
-      }
+      mma_pair(o[2 * t], o[2 * t + 1], rows, columns, lane);
+      if (SPLIT) mma_pair(o[2 * t], o[2 * t + 1], rest, columns, lane);
     }
   }
   scale_columns<TILES>(o[0], into, two);
-  const device uint4* from_p = (const device uint4*)p + chunk * PAIRS * PAIRS * 32 + lane;
+  const device uint4* from_p = (const device uint4*)p + chunk * PARTS * PAIRS * PAIRS * 32 + lane;
 #pragma unroll
   for (int j = 0; j < PAIRS; j++) {
     uint4 rows = as_rows(v[2 * j], v[2 * j + 1]);
+    uint4 rest = rest_as_rows(v[2 * j], v[2 * j + 1], rows);
 #pragma unroll
     for (int t = j; t < PAIRS; t++) {
       uint4 columns = from_p[(j * PAIRS + t) * 32];
-      mma_bf16(o[2 * t], rows, columns.x, columns.y, lane);
-      mma_bf16(o[2 * t + 1], rows, columns.z, columns.w, lane);
+      mma_pair(o[2 * t], o[2 * t + 1], rows, columns, lane);
+      if (SPLIT) {
+        mma_pair(o[2 * t], o[2 * t + 1], rest, columns, lane);
+        mma_pair(o[2 * t], o[2 * t + 1], rows, from_p[((PAIRS + j) * PAIRS + t) * 32], lane);
+      }
     }
   }
 #pragma unroll
@@ -146,12 +147,8 @@ for (int n = 0; n < chunks; n++) {
 #pragma unroll
     for (int d = 0; d < 8; d++) {
       uint4 columns = tokens_as_k(tile_k, j * 16, d * 16, lane);
-      mma_bf16(s[2 * d], rows, columns.x, columns.y, lane);
-      mma_bf16(s[2 * d + 1], rows, columns.z, columns.w, lane);
-      if (SPLIT) {
-        mma_bf16(s[2 * d], rest, columns.x, columns.y, lane);
-        mma_bf16(s[2 * d + 1], rest, columns.z, columns.w, lane);
-      }
+      mma_pair(s[2 * d], s[2 * d + 1], rows, columns, lane);
+      if (SPLIT) mma_pair(s[2 * d], s[2 * d + 1], rest, columns, lane);
     }
   }
 }
@@ -160,5 +157,10 @@ auto to_state = state_out + (size_t(head) * 128 + column0 + r) * 128 + two;
 #pragma unroll
 for (int d = 0; d < 16; d++) {
 #pragma unroll
-  for (int e = 0; e < 2; e++) *(device float2*)(to_state + e * 8 * 128 + d * 8) = float2(s[d][2 * e], s[d][2 * e + 1]);
+  for (int e = 0; e < 2; e++) {
+    float2 pair;
+    pair.x = s[d][2 * e];
+    pair.y = s[d][2 * e + 1];
+    *(device float2*)(to_state + e * 8 * 128 + d * 8) = pair;
+  }
 }

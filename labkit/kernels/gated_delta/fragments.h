@@ -6,6 +6,16 @@
 // same by shuffles, which is how the simulator checks the kernels that use them. (There a copy lands at once: a forgotten
 // `wait_for_copies` shows on the GPU alone.)
 
+//@provides four
+METAL_FUNC uint4 four(uint x, uint y, uint z, uint w) {
+  uint4 r;
+  r.x = x;
+  r.y = y;
+  r.z = z;
+  r.w = w;
+  return r;
+}
+
 //@provides pack_bf16 low_bf16 high_bf16
 #ifdef LABKIT_CUDA
 METAL_FUNC uint pack_bf16(float low, float high) {
@@ -24,13 +34,13 @@ METAL_FUNC float high_bf16(uint packed) { return as_type<float>(packed & 0xffff0
 //@provides as_rows
 // Two neighbouring C tiles, rounded, as an A operand.
 METAL_FUNC uint4 as_rows(const thread float* one, const thread float* two) {
-  return uint4(pack_bf16(one[0], one[1]), pack_bf16(one[2], one[3]), pack_bf16(two[0], two[1]), pack_bf16(two[2], two[3]));
+  return four(pack_bf16(one[0], one[1]), pack_bf16(one[2], one[3]), pack_bf16(two[0], two[1]), pack_bf16(two[2], two[3]));
 }
 
 //@provides rest_as_rows
 // What that rounding left over, as a second A operand.
 METAL_FUNC uint4 rest_as_rows(const thread float* one, const thread float* two, uint4 rounded) {
-  return uint4(
+  return four(
       pack_bf16(one[0] - low_bf16(rounded.x), one[1] - high_bf16(rounded.x)),
       pack_bf16(one[2] - low_bf16(rounded.y), one[3] - high_bf16(rounded.y)),
       pack_bf16(two[0] - low_bf16(rounded.z), two[1] - high_bf16(rounded.z)),
@@ -40,7 +50,16 @@ METAL_FUNC uint4 rest_as_rows(const thread float* one, const thread float* two, 
 //@provides as_columns
 // Two neighbouring C tiles of X, rounded, as B operands of X transposed: (b0, b1) of rows 0..7 and of rows 8..15.
 METAL_FUNC uint4 as_columns(const thread float* one, const thread float* two) {
-  return uint4(pack_bf16(one[0], one[1]), pack_bf16(two[0], two[1]), pack_bf16(one[2], one[3]), pack_bf16(two[2], two[3]));
+  return four(pack_bf16(one[0], one[1]), pack_bf16(two[0], two[1]), pack_bf16(one[2], one[3]), pack_bf16(two[2], two[3]));
+}
+
+//@provides rest_as_columns
+METAL_FUNC uint4 rest_as_columns(const thread float* one, const thread float* two, uint4 rounded) {
+  return four(
+      pack_bf16(one[0] - low_bf16(rounded.x), one[1] - high_bf16(rounded.x)),
+      pack_bf16(two[0] - low_bf16(rounded.y), two[1] - high_bf16(rounded.y)),
+      pack_bf16(one[2] - low_bf16(rounded.z), one[3] - high_bf16(rounded.z)),
+      pack_bf16(two[2] - low_bf16(rounded.w), two[3] - high_bf16(rounded.w)));
 }
 
 //@provides mma_bf16
@@ -52,12 +71,14 @@ METAL_FUNC void mma_bf16(thread float* c, uint4 a, uint b0, uint b1, uint) {
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 #else
-METAL_FUNC void mma_bf16(thread float* c, uint4 a, uint b0, uint b1, uint lane) {
-  uint2 b = uint2(b0, b1);
+inline void mma_bf16(thread float* c, uint4 a, uint b0, uint b1, uint lane) {
   for (uint q = 0; q < 4; q++) {
     uint4 rows = simd_shuffle(a, lane / 4 * 4 + q);
     for (uint e = 0; e < 2; e++) {
-      uint2 column = simd_shuffle(b, (lane % 4 * 2 + e) * 4 + q);
+      uint from = (lane % 4 * 2 + e) * 4 + q;
+      uint2 column;
+      column.x = simd_shuffle(b0, from);
+      column.y = simd_shuffle(b1, from);
       c[e] += low_bf16(rows.x) * low_bf16(column.x) + high_bf16(rows.x) * high_bf16(column.x) +
               low_bf16(rows.z) * low_bf16(column.y) + high_bf16(rows.z) * high_bf16(column.y);
       c[2 + e] += low_bf16(rows.y) * low_bf16(column.x) + high_bf16(rows.y) * high_bf16(column.x) +
@@ -66,6 +87,13 @@ METAL_FUNC void mma_bf16(thread float* c, uint4 a, uint b0, uint b1, uint lane) 
   }
 }
 #endif
+
+//@provides mma_pair
+// Two neighbouring C tiles at once.
+METAL_FUNC void mma_pair(thread float* one, thread float* two, uint4 rows, uint4 columns, uint lane) {
+  mma_bf16(one, rows, columns.x, columns.y, lane);
+  mma_bf16(two, rows, columns.z, columns.w, lane);
+}
 
 //@provides load_matrices load_matrices_transposed
 // Four 8 x 8 matrices of bf16 from threadgroup memory: lane l says where row l % 8 of matrix l / 8 begins.
@@ -83,7 +111,7 @@ METAL_FUNC uint4 load_matrices_transposed(const threadgroup char* tile, uint at,
   return r;
 }
 #else
-METAL_FUNC uint4 load_matrices(const threadgroup char* tile, uint at, uint lane) {
+inline uint4 load_matrices(const threadgroup char* tile, uint at, uint lane) {
   uint4 r;
   for (uint m = 0; m < 4; m++) {
     uint row = simd_shuffle(at, m * 8 + lane / 4);
@@ -91,7 +119,7 @@ METAL_FUNC uint4 load_matrices(const threadgroup char* tile, uint at, uint lane)
   }
   return r;
 }
-METAL_FUNC uint4 load_matrices_transposed(const threadgroup char* tile, uint at, uint lane) {
+inline uint4 load_matrices_transposed(const threadgroup char* tile, uint at, uint lane) {
   uint4 r;
   for (uint m = 0; m < 4; m++) {
     uint one = simd_shuffle(at, m * 8 + lane % 4 * 2), two = simd_shuffle(at, m * 8 + lane % 4 * 2 + 1);
@@ -110,7 +138,7 @@ METAL_FUNC uint transpose_matrix(uint a, uint) {
   return r;
 }
 #else
-METAL_FUNC uint transpose_matrix(uint a, uint lane) {
+inline uint transpose_matrix(uint a, uint lane) {
   uint one = simd_shuffle(a, lane % 4 * 8 + lane / 8), two = simd_shuffle(a, lane % 4 * 8 + 4 + lane / 8);
   uint shift = lane / 4 % 2 * 16;
   return ((one >> shift) & 0xffffu) | (((two >> shift) & 0xffffu) << 16);

@@ -5,9 +5,21 @@ from __future__ import annotations
 import mlx.core as mx
 
 from labkit.kernels.gated_delta import reference
+from labkit.kernels.gated_delta.chunks import (
+    PREPARE,
+    PREPARE_MMA,
+    SCAN_CHUNKS,
+    SCAN_MMA,
+    Tensor,
+    prepare_call,
+    prepare_mma_call,
+    scan_chunks_call,
+    scan_mma_call,
+)
 from labkit.kernels.gated_delta.conv import CONV, conv_call
 from labkit.kernels.gated_delta.norm import GATED_NORM, gated_norm_call
-from labkit.kernels.gated_delta.scan import PLAIN, SCAN, Layout, scan_call
+from labkit.kernels.gated_delta.recurrence import PLAIN, SCAN, SCAN_BLOCKED, Layout, scan_blocked_call, scan_call
+from labkit.kernels.gated_delta.shapes import check_scan_inputs
 from labkit.kernels.gated_delta.step import STEP, step_call
 from labkit.kernels.registry import Case, Entry, Tolerance
 from labkit.kernels.signature import Launch
@@ -60,6 +72,13 @@ def _scan(sizes: tuple[int, ...], layout: Layout | None = None, spans: list | No
     return make
 
 
+def _blocked(sizes: tuple[int, ...], spans: list | None = None):
+    def make(dtype: mx.Dtype) -> Launch:
+        return SCAN_BLOCKED.launch(**scan_blocked_call(*scan_inputs(*sizes, dtype), _spans(spans), tokens=8))
+
+    return make
+
+
 def _conv(sizes: tuple[int, ...], spans: list | None = None):
     def make(dtype: mx.Dtype) -> Launch:
         given = layer_inputs(*sizes, dtype)
@@ -86,11 +105,32 @@ def _norm(batch: int, length: int, heads: int, dim: int):
     return make
 
 
+def _chunk(sizes: tuple[int, ...], part: str, tensor: Tensor | None = None, spans: list | None = None):
+    """The first or second launch of the chunked form; the second gets what the first one's reference gives."""
+
+    def make(dtype: mx.Dtype) -> Launch:
+        *tokens, state = scan_inputs(*sizes, dtype)
+        shape, given = check_scan_inputs(*tokens, state, _spans(spans))
+        kernel = PREPARE_MMA if tensor else PREPARE
+        call = prepare_mma_call(*tokens, given, shape, tensor) if tensor else prepare_call(*tokens, given, shape)
+        if part == "prepare":
+            return kernel.launch(**call)
+        prepared = kernel(**call, target="reference")
+        if tensor:
+            return SCAN_MMA.launch(**scan_mma_call(*tokens[:2], prepared, state, given, shape, tensor))
+        return SCAN_CHUNKS.launch(**scan_chunks_call(*tokens[:2], prepared, state, given, shape))
+
+    return make
+
+
 TOLERANCE = {
     mx.float32: Tolerance(2e-6, 1e-5),
     mx.float16: Tolerance(1e-4, 1e-3),
     mx.bfloat16: Tolerance(1e-4, 8e-3),
 }
+ACCUMULATED = {dtype: Tolerance(4e-6, max(1e-5, bound.relative)) for dtype, bound in TOLERANCE.items()}
+ROUNDED = {mx.bfloat16: Tolerance(1e-2, 1e-2)}
+"""Products of bf16: a few parts in a thousand of values near 1."""
 PADS = [[3, 18], [0, 1], [7, 7]]
 """Pads on the left, on the right, and a row of nothing else."""
 
@@ -104,6 +144,50 @@ ENTRIES = [
         ),
         summary="Gated DeltaNet scan, state in registers",
         tolerance=TOLERANCE,
+    ),
+    Entry(
+        SCAN_BLOCKED,
+        cases=(
+            Case("17 tokens, 1/2 heads of 128 x 32", _blocked((1, 17, 1, 2, 128, 32))),
+            Case("pads left, right and all", _blocked((3, 18, 1, 1, 128, 32), PADS)),
+        ),
+        summary="the scan's baseline: state in device memory between blocks of tokens",
+        tolerance=TOLERANCE,
+    ),
+    Entry(
+        PREPARE,
+        cases=(
+            Case("40 tokens, 1/2 heads of 64 x 32", _chunk((1, 40, 1, 2, 64, 32), "prepare")),
+            Case("pads left and right", _chunk((2, 18, 1, 1, 64, 32), "prepare", None, [[3, 18], [0, 5]])),
+        ),
+        summary="chunked Gated DeltaNet: what needs no state, for all chunks at once",
+        tolerance=dict.fromkeys((mx.float32, mx.float16, mx.bfloat16), Tolerance(1e-5, 1e-4)),
+    ),
+    Entry(
+        SCAN_CHUNKS,
+        cases=(
+            Case("40 tokens, 1/2 heads of 64 x 32", _chunk((1, 40, 1, 2, 64, 32), "scan")),
+            Case("pads left, right and all", _chunk((3, 40, 1, 1, 64, 32), "scan", None, [[3, 40], [0, 5], [7, 7]])),
+        ),
+        summary="chunked Gated DeltaNet: the state from chunk to chunk, 8 x 8 matrices",
+        tolerance=ACCUMULATED,
+    ),
+    Entry(
+        PREPARE_MMA,
+        cases=(Case("40 tokens, 1/2 heads of 128", _chunk((1, 40, 1, 2, 128, 128), "prepare", Tensor(32, 1, True))),),
+        summary="chunked Gated DeltaNet's first part on tensor cores",
+        dtypes=(mx.bfloat16,),
+        tolerance=ROUNDED,
+    ),
+    Entry(
+        SCAN_MMA,
+        cases=(
+            Case("40 tokens, 1/2 heads of 128", _chunk((1, 40, 1, 2, 128, 128), "scan", Tensor(32, 1, True))),
+            Case("pads", _chunk((2, 40, 1, 1, 128, 128), "scan", Tensor(32, 1, True), [[3, 40], [7, 7]])),
+        ),
+        summary="chunked Gated DeltaNet's second part on tensor cores",
+        dtypes=(mx.bfloat16,),
+        tolerance=ROUNDED,
     ),
     Entry(
         CONV,

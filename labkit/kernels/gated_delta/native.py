@@ -35,7 +35,7 @@ def step(launch: Launch) -> list[mx.array]:
 def _recurrence(launch: Launch, tokens: list[mx.array], state: mx.array, spans: mx.array, each: bool) -> list[mx.array]:
     dtype = tokens[0].dtype
     q, k, v, log_decay, beta = (np.array(x.astype(mx.float32), copy=False) for x in tokens)
-    batch, length, heads = v.shape[:3]
+    batch, length = v.shape[:2]
     limits = np.clip(np.array(spans), 0, length)
     y = np.zeros_like(v)
     states = np.zeros((batch, length if each else 1, *state.shape[1:]), np.float32)
@@ -62,15 +62,14 @@ def _compiled():
                 decay, strength = np.exp(log_decay[b, t, h]), beta[b, t, h]
                 key, query = k[b, t, h // repeats], q[b, t, h // repeats]
                 for d in range(dv):
-                    row = s[d]
                     seen = np.float32(0)
                     for i in range(dk):
-                        seen += row[i] * key[i]
+                        seen += s[d, i] * key[i]
                     delta = strength * (v[b, t, h, d] - decay * seen)
                     out = np.float32(0)
                     for i in range(dk):
-                        row[i] = decay * row[i] + delta * key[i]
-                        out += row[i] * query[i]
+                        s[d, i] = decay * s[d, i] + delta * key[i]
+                        out += s[d, i] * query[i]
                     y[b, t, h, d] = out
                 if slots > 1:
                     states[b, t, h] = s

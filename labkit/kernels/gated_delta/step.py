@@ -9,7 +9,7 @@ import mlx.core as mx
 from labkit.kernels.gated_delta import native, reference
 from labkit.kernels.gated_delta.conv import check_layer
 from labkit.kernels.gated_delta.norm import constant
-from labkit.kernels.gated_delta.scan import PACKED
+from labkit.kernels.gated_delta.recurrence import PACKED
 from labkit.kernels.gated_delta.shapes import DELTA, check_spans, expect
 from labkit.kernels.launch import Kernel
 

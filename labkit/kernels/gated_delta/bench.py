@@ -1,0 +1,269 @@
+"""Gated DeltaNet at Qwen3.6-35B-A3B's shape, every layout that could win, beside its floors and what else computes it.
+
+A row's time is that of many launches queued in one evaluation, divided by their number: launch cost is inside as far as the
+device waits for it. Launches are chained through the state or the tail, as in a model, so that none overlaps the next;
+`prepare` alone is not (its 2,048 threadgroups fill the device anyway).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.kernels.gated_delta.chunks import PREPARE_MMA, Tensor, chunked, prepare_mma_call
+from labkit.kernels.gated_delta.conv import scan_inputs
+from labkit.kernels.gated_delta.gates import layer_inputs
+from labkit.kernels.gated_delta.gates import scan_inputs as random_scan_inputs
+from labkit.kernels.gated_delta.norm import gated_norm
+from labkit.kernels.gated_delta.recurrence import PLAIN, Layout, scan, scan_blocked
+from labkit.kernels.gated_delta.shapes import check_scan_inputs
+from labkit.kernels.gated_delta.step import decode_step
+
+HK, HV, DIM = 16, 32, 128
+CHANNELS = 2 * HK * DIM + HV * DIM
+COPY_RATE = 4.3e12
+"""Bytes a second of a device-to-device copy on an H200, measured."""
+FP32_RATE = 132 * 128 * 1.755e9
+"""Fused multiply-adds a second on an H200's CUDA cores."""
+
+LAYOUTS = {
+    Layout(8, 2, 4): 550,
+    Layout(16, 2, 4): 650,
+    Layout(16, 4, 4): 600,
+    Layout(4, 1, 4): 800,
+    Layout(8, 1, 4): 800,
+    Layout(4, 2, 2): 700,
+    Layout(8, 4, 4): 900,
+    Layout(16, 4, 2, 8): 600,
+    Layout(32, 4, 4): 900,
+    PLAIN: 3000,
+}
+"""Layouts of the scan, and the predicted time of each at 4,096 tokens in microseconds. The floor is 293: four instructions for
+each of the state's 524,288 values a token. Eight lanes a column balance it: reads of staged keys and queries cost 1 / (32 columns)
+each, shuffles log2(lanes), and both share one pipe; four warps on a multiprocessor leave latency of about 100 cycles a token."""
+
+CHUNKS = {
+    Tensor(64, 4): 150,
+    Tensor(64, 2): 170,
+    Tensor(64, 8): 200,
+    Tensor(64, 4, True): 330,
+    Tensor(64, 2, True): 350,
+    Tensor(32, 4): 200,
+    False: 6000,
+}
+"""Forms of the chunked kernels (False: matrices of 8 x 8, emulated on CUDA), and the predicted time of each: 24 GFLOP of bf16 products at about a tenth of
+the peak in the scan over chunks (90), and 116 MB written by `prepare` (60)."""
+
+
+def rows(quick: bool = False) -> list[dict]:
+    """Time everything; a variant that fails becomes a row that says why.
+
+    Returns:
+        Rows with name, shape, us (median), predicted_us, floor_us, GB/s or TFLOP/s, and error against float64 where one is taken.
+    """
+    found = []
+    for name, shape, measure in _problems(quick):
+        row = {"name": name, "shape": shape}
+        try:
+            row |= measure()
+        except Exception as error:  # a variant that one machine refuses must not hide the others
+            row["failed"] = f"{type(error).__name__}: {error}"[:300]
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
+def chained(run: Callable[[object], object], first: object, count: int, rounds: int) -> dict:
+    """Median microseconds of `run`, which takes what it gave last."""
+
+    def once() -> float:
+        value = first
+        begin = time.perf_counter()
+        for _ in range(count):
+            value = run(value)
+        mx.eval(value)
+        return (time.perf_counter() - begin) / count * 1e6
+
+    once(), once()
+    times = [once() for _ in range(rounds)]
+    return {"us": round(statistics.median(times), 2), "spread": round(max(times) / min(times), 3)}
+
+
+def _problems(quick: bool) -> Iterator[tuple[str, str, Callable[[], dict]]]:
+    count, rounds = (4, 3) if quick else (8, 7)
+    lengths = (4096,) if quick else (4096, 512)
+    for length in lengths:
+        shape = f"T={length} Hk{HK} Hv{HV} {DIM}x{DIM} bf16"
+        share = length / 4096
+        for layout, predicted in LAYOUTS.items():
+            measure = partial(_scan, length, partial(scan, layout=layout), predicted * share, count, rounds)
+            label = f"scan lanes={layout.lanes} columns={layout.columns} simdgroups={layout.simdgroups} tokens={layout.tokens}"
+            yield label, shape, measure
+        yield "scan blocked (baseline)", shape, partial(_scan, length, scan_blocked, 5000 * share, 1, 3)
+        for tensor, predicted in CHUNKS.items():
+            form, label = partial(chunked, tensor=tensor), f"chunked {tensor or 'by 8 x 8 matrices'}"
+            yield label, shape, partial(_scan, length, form, max(40, predicted * share), count, rounds)
+        yield "chunked: prepare alone", shape, partial(_prepare, length, 60 * share, count, rounds)
+        yield "conv, norms and gates", shape, partial(_conv, length, 45 * share, count, rounds)
+        yield "gated norm", shape, partial(_norm, length, 30 * share, count, rounds)
+    for batch, tokens, predicted in ((1, 1, 6), (8, 1, 10), (32, 1, 33), (1, 4, 9), (8, 8, 18)):
+        yield (
+            "decode step",
+            f"B={batch} T={tokens} Hk{HK} Hv{HV} bf16",
+            partial(_step, batch, tokens, predicted, rounds),
+        )
+    yield from _peers(lengths[-1:] if quick else lengths, rounds)
+
+
+def _inputs(length: int) -> list[mx.array]:
+    mx.random.seed(0)
+    inputs = random_scan_inputs(1, length, HK, HV, DIM, DIM, mx.bfloat16)
+    mx.eval(inputs)
+    return inputs
+
+
+def _scan(length: int, form: Callable, predicted: float, count: int, rounds: int) -> dict:
+    q, k, v, log_decay, beta, state = _inputs(length)
+    row = chained(lambda last: form(q, k, last[0], log_decay, beta, last[1]), (v, state), count, rounds)
+    moved = 2 * length * (2 * HK + 2 * HV) * DIM + 8 * HV * DIM * DIM + 8 * length * HV
+    floor = 4 * length * HV * DIM * DIM / FP32_RATE * 1e6
+    row |= {"predicted_us": predicted, "floor_us": round(floor, 1), "bytes_floor_us": round(moved / COPY_RATE * 1e6, 1)}
+    row["ns_per_token"] = round(row["us"] * 1e3 / length, 1)
+    return row | _errors(form)
+
+
+def _errors(form: Callable) -> dict:
+    """Root-mean-square error against float64 over 300 tokens, as a share of the values' own; 2.3e-3 is bf16's rounding of y."""
+    mx.random.seed(1)
+    inputs = random_scan_inputs(1, 300, 1, 2, DIM, DIM, mx.bfloat16)
+    y, state = form(*inputs)
+    want_y, want_state = in_float64(*inputs)
+    return {"error_y": _share(y, want_y), "error_state": _share(state, want_state)}
+
+
+def _share(got: mx.array, want: np.ndarray) -> float:
+    difference = np.array(got.astype(mx.float32), np.float64) - want
+    return float(f"{np.sqrt((difference**2).mean() / (want**2).mean()):.2e}")
+
+
+def in_float64(*inputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
+    """The recurrence in float64: y [B, T, Hv, Dv] and the last state."""
+    q, k, v, log_decay, beta, state = (np.array(x.astype(mx.float32), np.float64) for x in inputs)
+    repeats = v.shape[2] // q.shape[2]
+    q, k = np.repeat(q, repeats, axis=2), np.repeat(k, repeats, axis=2)
+    y = np.zeros_like(v)
+    for t in range(v.shape[1]):
+        state = state * np.exp(log_decay[:, t])[..., None, None]
+        delta = beta[:, t, :, None] * (v[:, t] - np.einsum("bhvk,bhk->bhv", state, k[:, t]))
+        state = state + delta[..., None] * k[:, t, :, None, :]
+        y[:, t] = np.einsum("bhvk,bhk->bhv", state, q[:, t])
+    return y, state
+
+
+def _prepare(length: int, predicted: float, count: int, rounds: int) -> dict:
+    q, k, v, log_decay, beta, state = _inputs(length)
+    shape, spans = check_scan_inputs(q, k, v, log_decay, beta, state, None)
+    call = prepare_mma_call(q, k, v, log_decay, beta, spans, shape, Tensor())
+    row = chained(lambda last: [*last, PREPARE_MMA(**call)[3]], [], count, rounds)
+    moved = length * (2 * HK + HV) * DIM * 2 + -(-length // 64) * HV * 57856
+    return row | {"predicted_us": predicted, "floor_us": round(moved / COPY_RATE * 1e6, 1), "GB/s": _rate(moved, row)}
+
+
+def _rate(moved: int, row: dict) -> float:
+    return round(moved / row["us"] / 1e3, 1)
+
+
+def _layer(batch: int, length: int) -> dict[str, mx.array]:
+    mx.random.seed(0)
+    given = layer_inputs(batch, length, HK, HV, DIM, DIM, mx.bfloat16)
+    mx.eval(given)
+    return given
+
+
+def _conv(length: int, predicted: float, count: int, rounds: int) -> dict:
+    given = _layer(1, length)
+    rest = [given[name] for name in ("weight", "a_log", "dt_bias")]
+    tokens = [given[name] for name in ("qkv", "a", "b")]
+    run = lambda last: scan_inputs(*tokens, last[5], *rest, heads=(HK, HV), dims=(DIM, DIM))
+    row = chained(run, [*[None] * 5, given["tail"]], count, rounds)
+    moved = 2 * length * CHANNELS * 2 + length * HV * 12
+    return row | {"predicted_us": predicted, "floor_us": round(moved / COPY_RATE * 1e6, 1), "GB/s": _rate(moved, row)}
+
+
+def _norm(length: int, predicted: float, count: int, rounds: int) -> dict:
+    given = _layer(1, length)
+    run = lambda y: gated_norm(y, given["z"], given["norm_weight"], 1e-6)
+    row = chained(run, given["z"] + 1, count, rounds)
+    moved = 3 * length * HV * DIM * 2
+    return row | {"predicted_us": predicted, "floor_us": round(moved / COPY_RATE * 1e6, 1), "GB/s": _rate(moved, row)}
+
+
+def _step(batch: int, tokens: int, predicted: float, rounds: int) -> dict:
+    given = _layer(batch, tokens)
+    fixed = {name: given[name] for name in given if name not in ("state", "tail")}
+    # Forty layers' states in turn: more than the L2 holds.
+    states = [given["state"] + 0 for _ in range(40)]
+    mx.eval(states)
+
+    def run(last):
+        at, tail, out = last
+        out, states[at % 40], tail = decode_step(
+            **fixed, state=states[at % 40], tail=tail, eps=1e-6, heads=(HK, HV), dims=(DIM, DIM)
+        )
+        return at + 1, tail, out
+
+    def once() -> float:
+        begin, last = time.perf_counter(), (0, given["tail"], None)
+        for _ in range(120):
+            last = run(last)
+        mx.eval(states, last[1:])
+        return (time.perf_counter() - begin) / 120 * 1e6
+
+    once()
+    times = [once() for _ in range(rounds)]
+    moved = batch * (8 * HV * DIM * DIM + tokens * (CHANNELS + 2 * HV * DIM) * 2 + 12 * CHANNELS)
+    row = {"us": round(statistics.median(times), 2), "spread": round(max(times) / min(times), 3)}
+    return row | {"predicted_us": predicted, "floor_us": round(moved / COPY_RATE * 1e6, 1), "GB/s": _rate(moved, row)}
+
+
+def _peers(lengths: tuple[int, ...], rounds: int) -> Iterator[tuple[str, str, Callable[[], dict]]]:
+    for length in lengths:
+        shape = f"T={length} Hk{HK} Hv{HV} {DIM}x{DIM} bf16"
+        yield "mx.fast.gated_delta_update", shape, partial(_mlx, length)
+        yield "flash-linear-attention's Triton", shape, partial(_fla, length, rounds)
+
+
+def _mlx(length: int) -> dict:
+    q, k, v, log_decay, beta, state = _inputs(length)
+    decay = mx.exp(log_decay)
+    return chained(lambda last: mx.fast.gated_delta_update(q, k, last[0], decay, beta, last[1]), (v, state), 1, 1)
+
+
+def _fla(length: int, rounds: int) -> dict:
+    import torch
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    q, k, v, log_decay, beta, _ = (torch.tensor(np.array(x.astype(mx.float32))).cuda() for x in _inputs(length))
+    q, k = (x.repeat_interleave(HV // HK, dim=2) for x in (q, k))
+    q, k, v, beta = (x.bfloat16() for x in (q * DIM**0.5, k, v, beta))
+    run = lambda: chunk_gated_delta_rule(q, k, v, log_decay, beta, output_final_state=True)
+    for _ in range(5):
+        run()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(10):
+            run()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / 10 * 1e6)
+    return {"us": round(statistics.median(times), 2), "spread": round(max(times) / min(times), 3)}
+
+
+if __name__ == "__main__":
+    rows()

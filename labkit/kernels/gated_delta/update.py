@@ -1,0 +1,46 @@
+"""The gated delta rule by whichever form is fastest for the call."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from labkit.kernels.gated_delta.chunks import Tensor, chunked, takes_tensor_cores
+from labkit.kernels.gated_delta.recurrence import scan
+from labkit.kernels.gated_delta.shapes import check_scan_inputs
+from labkit.kernels.targets import device_target
+
+CHUNKED_FROM = 256
+"""Tokens from which tensor cores are taken on CUDA. The two launches and the first chunk cost about as much as a scan of 200 tokens
+(predicted: 25 us and 130 ns a token; `bench.py` measures both sides)."""
+
+
+def gated_delta_update(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    log_decay: mx.array,
+    beta: mx.array,
+    state: mx.array,
+    spans: mx.array | None = None,
+    *,
+    invariant: bool = False,
+    target: str | None = None,
+) -> tuple[mx.array, mx.array]:
+    """The gated delta rule over the tokens of each row: `scan`, or `chunked` where tensor cores make it faster.
+
+    Args:
+        q, k, v, log_decay, beta, state, spans, target: as for `scan`.
+        invariant: always scan, so that no bit depends on how tokens are cut into calls.
+
+    Returns:
+        y and the new state, as `scan`. The chunked form keeps what it rounds to bf16 with its remainder: y differs from the scan's by
+        its own rounding, the state by less than 1e-5 of its size.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+    """
+    shape, spans = check_scan_inputs(q, k, v, log_decay, beta, state, spans)
+    tensor_cores = (target or device_target()) == "cuda" and takes_tensor_cores(shape, q.dtype)
+    if tensor_cores and shape.length >= CHUNKED_FROM and not invariant:
+        return chunked(q, k, v, log_decay, beta, state, spans, tensor=Tensor(split=True), target=target)
+    return scan(q, k, v, log_decay, beta, state, spans, target=target)
