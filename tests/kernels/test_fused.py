@@ -130,6 +130,19 @@ def test_norm_router_is_mlxs_operations(target, rows, group_size, bits):
     np.testing.assert_allclose(logits, want, atol=1e-5)
 
 
+def test_chains_can_be_compiled():
+    """Nothing in the operations reads an array on the host."""
+    weights = mx.ones((32,))
+
+    def chain(projected, keys, positions):
+        q, _ = fused.qk_norm_rope(projected, keys, weights, weights, positions, eps=1e-6, rotary=8)
+        joined = fused.output_gate(q, projected).reshape(6, 4, 32)
+        return fused.gated_rms_norm(joined, joined, weights, 1e-6)
+
+    inputs = normal(2, 3, 4, 64), normal(2, 3, 2, 32), mx.array([1, 2])
+    np.testing.assert_allclose(mx.compile(chain)(*inputs), chain(*inputs), rtol=1e-5, atol=1e-6)
+
+
 def test_infinite_gates_saturate():
     """A gate of -inf closes and one of +inf opens, without NaN."""
     gates = mx.array([-np.inf, -1e4, 1e4, np.inf] * 2)

@@ -172,6 +172,19 @@ def test_columns_past_the_experts_are_ignored(target):
         assert mx.array_equal(got, want)
 
 
+@pytest.mark.parametrize("tokens", [2, FEW + 3])
+def test_routing_can_be_compiled(tokens):
+    """Nothing in the operation reads an array on the host."""
+
+    def arrays(logits):
+        routed = routing.route(logits, 3, 4)
+        return [routed.indices, routed.weights, routed.groups.order, routed.groups.block_map]
+
+    logits = mx.random.normal((tokens, 12))
+    for got, want in zip(mx.compile(arrays)(logits), arrays(logits), strict=True):
+        assert mx.array_equal(got, want) or mx.allclose(got, want, rtol=1e-6)
+
+
 def test_block_of_tokens_fits_threadgroup_memory():
     for tokens in (1, 4096, 8192, 65536, 1 << 20):
         for k in (1, 3, 8, 16, 32):

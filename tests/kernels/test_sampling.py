@@ -139,6 +139,7 @@ def test_filters_keep_what_mlx_lm_keeps(name, value):
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     want = getattr(sample_utils, f"apply_{name}")(logprobs, value) != -mx.inf
     options = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | {name: value}
+    assert mx.array_equal(reference.above_floor(logits, mx.full((6,), value)), want) == (name == "min_p")
     kept = reference.kept(logits, *(mx.full((6,), options[key]) for key in ("top_k", "top_p", "min_p")))
     assert mx.array_equal(kept, want)
 
@@ -215,6 +216,19 @@ def test_mask_permits(target):
 def test_greedy_is_argmax(target):
     logits = mx.random.normal((4, 700)).astype(mx.bfloat16)
     assert draw(logits, target, temperature=0.0, top_k=5, top_p=0.1) == sampling.argmax(logits, target=target).tolist()
+
+
+def test_a_step_can_be_compiled():
+    """Nothing in the operation reads an array on the host, and the draws stay the same."""
+
+    def step(logits, seed, step):
+        return sampling.sample(logits, temperature=0.9, seed=seed, step=step, top_p=mx.array([0.8]))[0]
+
+    logits, seed = mx.random.normal((1, 200)), mx.array([3], dtype=mx.uint64)
+    compiled = mx.compile(step)
+    for number in range(5):
+        at = mx.array([number])
+        assert compiled(logits, seed, at).item() == step(logits, seed, at).item()
 
 
 def test_every_step_of_a_generation_is_on_the_device():

@@ -160,7 +160,12 @@ def sample_rows_call(
             words,
             count,
         ],
-        "template": [("MASKED", words > 0), ("CHUNK", 4 * chunk_threads), ("THREADS", threads)],
+        "template": [
+            ("MASKED", words > 0),
+            ("FILTERED", _may_filter(top_k, top_p)),
+            ("CHUNK", 4 * chunk_threads),
+            ("THREADS", threads),
+        ],
         "grid": (rows * threads, 1, 1),
         "threadgroup": (threads, 1, 1),
         "output_shapes": [(rows,), (rows,)],
@@ -180,6 +185,13 @@ def _check(logits: mx.array, mask: mx.array | None) -> tuple[int, int, mx.array,
             f"mask needs shape {(rows, words)}, uint32, for logits {logits.shape}; not {mask.shape} {mask.dtype}"
         )
     return rows, vocabulary, mask, words
+
+
+def _may_filter(top_k: PerRow, top_p: PerRow) -> bool:
+    # What is an array may hold anything; what Python knows need not be looked at on the device.
+    if isinstance(top_k, mx.array) or isinstance(top_p, mx.array):
+        return True
+    return bool((np.asarray(top_k) > 0).any() or ((np.asarray(top_p) > 0) & (np.asarray(top_p) < 1)).any())
 
 
 def _per_row(name: str, value: PerRow, rows: int, dtype: mx.Dtype) -> mx.array:

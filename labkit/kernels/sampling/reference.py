@@ -40,8 +40,10 @@ def sample_chunks(launch: Launch) -> list[mx.array]:
 def sample_rows(launch: Launch) -> list[mx.array]:
     """The draw of each row and its log-probability, by sorting. The chunks' results are not needed here."""
     logits, mask, temperature, top_k, top_p, min_p, seeds, steps = launch.inputs[:8]
-    x = allowed_logits(logits, mask if dict(launch.template)["MASKED"] else None)
-    score = mx.where(kept(x, top_k, top_p, min_p), scores(x, temperature, seeds, steps), -mx.inf)
+    template = dict(launch.template)
+    x = allowed_logits(logits, mask if template["MASKED"] else None)
+    keep = kept(x, top_k, top_p, min_p) if template["FILTERED"] else above_floor(x, min_p)
+    score = mx.where(keep, scores(x, temperature, seeds, steps), -mx.inf)
     token = mx.argmax(score, axis=-1, keepdims=True)
     largest = x.max(axis=-1, keepdims=True)
     nothing = largest[:, 0] == -mx.inf
@@ -64,11 +66,7 @@ def allowed_logits(logits: mx.array, mask: mx.array | None) -> mx.array:
 def kept(x: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.array) -> mx.array:
     """bool [B, V]: tokens that pass all three filters, which look at the untempered distribution, as in mlx-lm."""
     vocabulary = x.shape[-1]
-    largest = x.max(axis=-1, keepdims=True)
-    by_floor = x >= largest + mx.where(min_p > 0, mx.log(mx.maximum(min_p, 1e-38)), -mx.inf)[:, None]
     by_mass, by_number = (top_p > 0) & (top_p < 1), (top_k > 0) & (top_k < vocabulary)
-    if not (by_mass | by_number).any().item():
-        return by_floor
     # From the most likely token on, the lower one among equals: keys that no two tokens of a row share.
     bits = x.view(mx.uint32)
     ordered = mx.where(bits >> 31, ~bits, bits | 0x80000000).astype(mx.int64)
@@ -76,7 +74,7 @@ def kept(x: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.array) -> mx.a
     ranked_keys = mx.sort(keys, axis=-1)
     ordered = (-ranked_keys >> 20).astype(mx.uint32)
     ranked = mx.where(ordered >> 31, ordered & 0x7FFFFFFF, ~ordered).view(mx.float32)
-    mass = mx.exp(ranked - mx.maximum(largest, -LARGEST))
+    mass = mx.exp(ranked - mx.maximum(ranked[:, :1], -LARGEST))
     before = mx.cumsum(mass, axis=-1) - mass
     # Equal logits stand or fall together: what counts is the mass above the first of them.
     fresh = mx.concatenate([mx.ones((x.shape[0], 1), mx.bool_), ranked[:, 1:] != ranked[:, :-1]], axis=-1)
@@ -84,7 +82,13 @@ def kept(x: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.array) -> mx.a
     passing = ~by_mass[:, None] | (above < top_p[:, None] * mass.sum(axis=-1, keepdims=True))
     passing &= ~by_number[:, None] | (mx.arange(vocabulary) < top_k[:, None])
     last = mx.maximum(passing.sum(axis=-1, keepdims=True) - 1, 0)  # those that pass come first
-    return by_floor & (keys <= mx.take_along_axis(ranked_keys, last, axis=-1))
+    return above_floor(x, min_p) & (keys <= mx.take_along_axis(ranked_keys, last, axis=-1))
+
+
+def above_floor(x: mx.array, min_p: mx.array) -> mx.array:
+    """bool [B, V]: tokens that pass min-p."""
+    drop = mx.where(min_p > 0, mx.log(mx.maximum(min_p, 1e-38)), -mx.inf)
+    return x >= x.max(axis=-1, keepdims=True) + drop[:, None]
 
 
 def scores(x: mx.array, temperature: mx.array, seeds: mx.array, steps: mx.array) -> mx.array:

@@ -40,7 +40,7 @@ if (largest == -INFINITY) {
   chosen = min(chosen, 3.402823466e38f);
   float heat = temperature[row], keep_mass = top_p[row];
   int keep = top_k[row];
-  bool by_mass = keep_mass > 0.0f && keep_mass < 1.0f, by_number = keep > 0 && keep < V;
+  bool by_mass = FILTERED && keep_mass > 0.0f && keep_mass < 1.0f, by_number = FILTERED && keep > 0 && keep < V;
   float floor_ = min_p[row] > 0.0f ? largest + metal::precise::log(min_p[row]) : -INFINITY;
   bool is_candidate = chosen >= floor_;
   bool done = heat < 1e-6f || (is_candidate && !by_mass && !by_number);
