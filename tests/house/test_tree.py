@@ -32,7 +32,8 @@ def test_no_file_carries_a_path_of_somebodys_machine():
     pattern = re.compile(r"(?<![\w.{}-])/(home|Users|root)/[a-z]")
     offenders = []
     for path in TRACKED:
-        if path == Path(__file__) or path.suffix in {".safetensors", ".npz", ".png", ".js"} or not path.exists():
+        # Tests speak of such paths on purpose.
+        if "tests" in path.parts or path.suffix in {".safetensors", ".npz", ".png", ".js"} or not path.exists():
             continue
         text = path.read_text(encoding="utf-8", errors="ignore")
         offenders += [f"{path.relative_to(CLONE)}: {match.group()}" for match in pattern.finditer(text)]
