@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,3 +72,67 @@ def time_steps(model: Any, *, context: int, steps: int, vocab_size: int, chunk: 
         token.item()
         decode.append(time.perf_counter() - start)
     return StepTimes(tuple(decode), prefill, context)
+
+
+def time_matrices(model: Any, *, top_k: int, rounds: int = 8) -> float:
+    """Seconds that the matrices of one decode step take by themselves: every one once, nothing between them.
+
+    What a whole step takes beyond this is everything else: norms, rotary positions, the recurrence, attention over the
+    cache, routing, and the host's share.
+
+    Args:
+        model: an mlx-lm module.
+        top_k: experts that one token uses; 1 for a dense model.
+        rounds: the best of so many is returned.
+    """
+    calls = [call for path, layer in _leaves(model) if (call := _matrix_call(path, layer, model, top_k))]
+    seconds = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        mx.eval([call() for call in calls])
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+def _leaves(model: Any) -> list[tuple[str, Any]]:
+    from mlx.nn import Module
+    from mlx.utils import tree_flatten
+
+    return tree_flatten(model.leaf_modules(), is_leaf=lambda leaf: isinstance(leaf, Module))
+
+
+def _matrix_call(path: str, layer: Any, model: Any, top_k: int) -> Callable[[], mx.array] | None:
+    """A call that multiplies one token's vector by the layer's matrix, as a decode step does; None without a matrix."""
+    from mlx import nn
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+    if isinstance(layer, (SwitchLinear, QuantizedSwitchLinear)):
+        row = mx.random.normal((1, 1, 1, 1, layer.input_dims))
+        # Other experts at each layer, as routing picks them: the same ones would stay in a cache.
+        chosen = mx.random.permutation(layer.num_experts)[:top_k].reshape(1, 1, top_k)
+        call = lambda: layer(row.astype(_dtype(layer)), chosen)
+    elif isinstance(layer, (nn.Linear, nn.QuantizedLinear)):
+        row = mx.random.normal((1, 1, _input_size(layer)))
+        call = lambda: layer(row.astype(_dtype(layer)))
+    elif isinstance(layer, (nn.Embedding, nn.QuantizedEmbedding)) and not _has_head(model):
+        row = mx.random.normal((1, 1, _input_size(layer)))
+        call = lambda: layer.as_linear(row.astype(_dtype(layer)))
+    else:
+        return None
+    mx.eval(row)
+    return call
+
+
+def _dtype(layer: Any) -> mx.Dtype:
+    """The floating dtype that a layer computes in: its scales' if it is quantised."""
+    return (layer.scales if "scales" in layer else layer.weight).dtype
+
+
+def _input_size(layer: Any) -> int:
+    if "scales" in layer:
+        return layer.scales.shape[-1] * layer.group_size
+    return layer.weight.shape[-1]
+
+
+def _has_head(model: Any) -> bool:
+    return any("lm_head" in path for path, _ in _leaves(model))

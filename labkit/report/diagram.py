@@ -74,3 +74,33 @@ def shares(parts: Mapping[str, Mapping[str, float]], title: str, unit: str = "sh
     axes.grid(False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32 - 0.1 / len(parts)), ncols=5, fontsize=8)
     return figure
+
+
+def waterfall(steps: Mapping[str, float], title: str, unit: str) -> Any:
+    """From a floor to a measured total: each part starts where the one before it ended.
+
+    Args:
+        steps: sizes in order; the first is the floor, the others are what comes on top.
+        title: the picture's title.
+        unit: label of the axis.
+
+    Returns:
+        The matplotlib figure.
+    """
+    import matplotlib.pyplot as plt
+
+    names, total = [*steps, "measured"], sum(steps.values())
+    figure, axes = plt.subplots(figsize=(7.2, 0.45 * len(names) + 1.1))
+    left = 0.0
+    for row, size in enumerate(steps.values()):
+        axes.barh(row, size, left=left, color=style.GREEN if row == 0 else style.ORANGE, height=0.62)
+        axes.text(left + size + 0.01 * total, row, f"{size:.3g}", va="center", fontsize=9)
+        left += size
+    axes.barh(len(steps), total, color=style.BLUE, height=0.62)
+    axes.text(total * 1.01, len(steps), f"{total:.3g}", va="center", fontsize=9)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, total * 1.12)
+    axes.set_xlabel(unit)
+    axes.set_title(title)
+    return figure

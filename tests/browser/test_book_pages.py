@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -78,11 +82,27 @@ def test_the_first_position_stands_there_without_scripts(built_book: Book, open_
     assert "tokens" in box.locator("output").inner_text()
 
 
-def test_search_finds_pages_offline(built_book: Book, open_page: Any) -> None:
+@pytest.fixture
+def served(built_book: Book) -> Iterator[str]:
+    """The book's address on this machine: a browser lets no page opened as a file read another one."""
+    handler = functools.partial(_Silent, directory=str(built_book.index.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class _Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_search_finds_pages_and_quotes_them(served: str, open_page: Any) -> None:
     watched = open_page()
     page = watched.page
-    page.goto((built_book.index.parent / "search.html").as_uri() + "?q=recurrence")
+    page.goto(f"{served}/search.html?q=recurrence")
     page.wait_for_selector("#search-results li a")
+    page.wait_for_selector("#search-results p.context")
     assert "machine and the model" in page.locator("#search-results").inner_text()
     watched.assert_quiet()
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
-
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from labkit.measure import model_costs
+from labkit.measure import built_model, model_costs
 from labkit.measure.model_tensors import list_tensors
 
 HYBRID = {
@@ -61,37 +58,19 @@ CONFIGS = {
 }
 
 
-def build(config: dict, dtype: mx.Dtype, *, bits: int | None = None):
-    """mlx-lm's own model of `config` with its quantisation, and the config as mlx-lm would save it."""
-    from mlx_lm.utils import quantize_model
-
-    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
-    model = module.Model(module.ModelArgs.from_dict(copy.deepcopy(config)))
-    keep = getattr(model, "cast_predicate", lambda path: True)
-    flat = tree_flatten(model.parameters())
-    model.load_weights([(k, v.astype(dtype if keep(k) else mx.float32)) for k, v in flat])
-    if bits:
-        model, config = quantize_model(model, copy.deepcopy(config), 64, bits)
-    return model, config
-
-
-def as_tensor_path(name: str) -> str:
-    for suffix in (".weight", ".scales", ".biases"):
-        name = name.removesuffix(suffix)
-    return name
+def quantised(config: dict, bits: int | None) -> dict:
+    return config | {"quantization": {"group_size": 64, "bits": bits, "mode": "affine"}} if bits else config
 
 
 @pytest.mark.parametrize("bits", [None, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_tensor_matches_mlx_lm(name: str, dtype: str, bits: int | None) -> None:
-    model, saved = build(CONFIGS[name], getattr(mx, dtype), bits=bits)
-    real: dict[str, int] = {}
-    for path, array in tree_flatten(model.parameters()):
-        real[as_tensor_path(path)] = real.get(as_tensor_path(path), 0) + array.nbytes
-    counted = {tensor.path: tensor.bytes(dtype) for tensor in list_tensors(saved)}
-    assert counted == real
-    costs = model_costs.of(saved, dtype=dtype)
+    config = quantised(CONFIGS[name], bits)
+    model = built_model.build(config, dtype=dtype)
+    real = built_model.stored_bytes(model)
+    costs = model_costs.of(config, dtype=dtype)
+    assert {tensor.path: tensor.bytes(dtype) for tensor in costs.tensors} == real
     assert costs.weight_bytes == sum(real.values())
     if not bits:
         assert costs.parameters == sum(array.size for _, array in tree_flatten(model.parameters()))
@@ -101,8 +80,8 @@ def test_every_tensor_matches_mlx_lm(name: str, dtype: str, bits: int | None) ->
 def test_cache_growth_matches_mlx_lm(name: str) -> None:
     from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-    model, saved = build(CONFIGS[name], mx.float32)
-    costs = model_costs.of(saved, dtype="float32")
+    model = built_model.build(CONFIGS[name], dtype="float32")
+    costs = model_costs.of(CONFIGS[name], dtype="float32")
     caches = make_prompt_cache(model)
     tokens = 7
     mx.eval(model(mx.zeros((1, tokens), dtype=mx.int32), cache=caches))
