@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class SamplingParams:
         put("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         put("stop_token_ids", tuple(self.stop_token_ids))
         if self.logit_bias is not None:
-            put("logit_bias", MappingProxyType({int(token): float(bias) for token, bias in self.logit_bias.items()}))
+            put("logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
         self._in_range("temperature", 0, math.inf)
         self._in_range("top_p", 0, 1)
         self._in_range("min_p", 0, 1)
@@ -87,7 +86,7 @@ class SamplingParams:
         if self.logit_bias and not all(
             token >= 0 and not math.isnan(bias) and bias != math.inf for token, bias in self.logit_bias.items()
         ):
-            raise ValueError(f"logit_bias must map token ids to numbers below infinity, not {dict(self.logit_bias)!r}")
+            raise ValueError(f"logit_bias must map token ids to numbers below infinity, not {self.logit_bias!r}")
 
     def _in_range(
         self, name: str, low: float, high: float, *, optional: bool = False, open_below: bool = False

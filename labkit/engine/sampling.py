@@ -39,7 +39,7 @@ class RowSampler:
         self.params, self.seed = params, seed
         self._special = list(xtc_special_tokens)
         self._processors = make_logits_processors(
-            dict(params.logit_bias) if params.logit_bias else None,
+            params.logit_bias,
             params.repetition_penalty,
             params.repetition_context_size,
             params.presence_penalty,

@@ -15,7 +15,7 @@ class Segment(NamedTuple):
 
     Attributes:
         role: "system", "user", "assistant", "tool", or "template" for what the template adds.
-        source: "messages[3]", "tools" or "generation prompt".
+        source: "messages[3]", "tools", "generation prompt", or "preamble" for a system message that nobody gave.
     """
 
     role: str
@@ -57,9 +57,12 @@ def render(
         text = template(messages, prompt=True)
     except Exception as error:  # templates raise whatever jinja or their authors chose
         raise ValueError(f"the chat template refuses these messages: {error}") from error
-    spans = _message_spans(text, messages, template)
     if tools:
-        spans = _cut_tools(text, spans, template(messages, prompt=True, with_tools=False))
+        without = template(messages, prompt=True, with_tools=False)
+        plain = _message_spans(without, messages, lambda part: template(part, with_tools=False))
+        spans = _with_tools(text, without, plain)
+    else:
+        spans = _message_spans(text, messages, template)
     tokens, starts = _tokens_with_offsets(tokenizer, text)
     segments = []
     for role, source, start, end in spans:
@@ -71,14 +74,27 @@ def render(
 
 def _message_spans(text: str, messages: list[dict[str, Any]], template: Any) -> list[tuple[str, str, int, int]]:
     """(role, source, first character, end) of each message and of the generation prompt."""
-    spans = []
-    begin = 0
+    begin = _preamble(text, template) if messages[0]["role"] != "system" else 0
+    spans = [("template", "preamble", 0, begin)]
     for index, message in enumerate(messages):
         end = _end_of_message(text, begin, messages[: index + 1], template)
         spans.append((message["role"], f"messages[{index}]", begin, end))
         begin = end
     spans.append(("template", "generation prompt", begin, len(text)))
     return spans
+
+
+_QUESTION = {"role": "user", "content": "x"}
+
+
+def _preamble(text: str, template: Any) -> int:
+    """Characters that the template puts before a first question: a default system message, for one."""
+    try:
+        one, two = template([_QUESTION]), template([_QUESTION, _QUESTION])
+    except Exception:  # a template may insist on turns
+        return 0
+    length = 2 * len(one) - len(two)
+    return length if length > 0 and text.startswith(one[:length]) else 0
 
 
 def _end_of_message(text: str, begin: int, messages: list[dict[str, Any]], template: Any) -> int:
@@ -95,8 +111,7 @@ def _end_of_message(text: str, begin: int, messages: list[dict[str, Any]], templ
         return len(prefix)
     # The template writes this message differently once others follow (it drops old thinking, for one). Let others
     # follow: one question more makes the text longer by one question, so the message ends that much before the first.
-    question = {"role": "user", "content": "x"}
-    one, two = rendered([*messages, question]), rendered([*messages, question, question])
+    one, two = rendered([*messages, _QUESTION]), rendered([*messages, _QUESTION, _QUESTION])
     end = 2 * len(one) - len(two)
     if one and two and end >= begin and text.startswith(one[:end]):
         return end
@@ -111,23 +126,31 @@ def _common(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _cut_tools(text: str, spans: list[tuple[str, str, int, int]], without: str) -> list[tuple[str, str, int, int]]:
-    """Give what only tools put into the text a segment of its own."""
+def _with_tools(text: str, without: str, spans: list[tuple[str, str, int, int]]) -> list[tuple[str, str, int, int]]:
+    """The spans of the text `without` tools -> spans of `text`, where what only tools put there has one of its own."""
     start = _common(text, without)
-    rest, rest_without = text[start:], without[start:]
-    shared = _common(rest[::-1], rest_without[::-1])
-    end = len(text) - shared
+    shared = min(_common(text[::-1], without[::-1]), len(without) - start, len(text) - start)
+    end, end_without = len(text) - shared, len(without) - shared
     if end <= start:
         return spans
+    # Where the block's end repeats what stands before it, it may as well begin earlier: best where a message ends.
+    slack = _common(text[:start][::-1], text[:end][::-1])
+    for boundary in sorted({last for *_, last in spans} | {0}, reverse=True):
+        if start - slack <= boundary <= start:
+            start, end, end_without = boundary, end - (start - boundary), end_without - (start - boundary)
+            break
+
+    def moved(at: int) -> int:
+        return at if at <= start else max(end, at - end_without + end)
+
     result = []
     for role, source, first, last in spans:
-        before, after = (first, min(last, start)), (max(first, end), last)
-        if before[1] > before[0]:
-            result.append((role, source, *before))
-        if first <= start < last:
+        if first < start:
+            result.append((role, source, first, min(last, start)))
+        if first <= start <= last and not any(source == "tools" for _, source, *_ in result):
             result.append(("template", "tools", start, end))
-        if after[1] > after[0]:
-            result.append((role, source, *after))
+        if last > start:
+            result.append((role, source, max(end, moved(first)), moved(last)))
     return result
 
 

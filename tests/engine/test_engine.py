@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
+from dataclasses import asdict
 
 import mlx.core as mx
 import pytest
@@ -252,6 +254,14 @@ def test_options_are_checked_when_made(options):
     name = next(iter(options))
     with pytest.raises(ValueError, match=name):
         labkit.SamplingParams(**options)
+
+
+def test_requests_and_events_travel_as_plain_data(engine):
+    request = engine.request("ab", max_tokens=2, logit_bias={3: 1}, stop=["x"], temperature=0.5)
+    assert pickle.loads(pickle.dumps(request)) == request
+    assert json.loads(json.dumps(asdict(request)))["params"]["max_tokens"] == 2
+    events = list(engine.stream("ab", max_tokens=2, logprobs=1))
+    assert pickle.loads(pickle.dumps((events, engine.log))) == (events, engine.log)
 
 
 def test_one_stop_string_may_come_without_a_list():

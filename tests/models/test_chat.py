@@ -57,6 +57,17 @@ def test_tools_are_a_segment_of_their_own(tokenizer):
     assert all("weather" not in text for _, source, text in parts(tokenizer, chat) if source != "tools")
 
 
+def test_a_system_message_that_nobody_gave_is_the_templates(tokenizer, monkeypatch):
+    template = tokenizer.hf._tokenizer.chat_template
+    default = "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are nice.<|im_end|>\n{% endif %}"
+    monkeypatch.setattr(tokenizer.hf._tokenizer, "chat_template", default + template.lstrip())
+    chat = tokenizer.render_chat([ASK, ANSWER, MORE], TOOLS)
+    assert parts(tokenizer, chat)[0] == ("template", "preamble", "<|im_start|>system\nYou are nice.<|im_end|>\n")
+    assert [source for _, source, _ in parts(tokenizer, chat)][1:4] == ["tools", "messages[0]", "messages[1]"]
+    assert "".join(text for *_, text in parts(tokenizer, chat)) == chat.text
+    assert tokenizer.render_chat([SYSTEM, ASK]).segments[0].source == "messages[0]"
+
+
 def test_thinking(tokenizer):
     assert tokenizer.has_thinking
     assert tokenizer.render_chat([ASK], thinking=False).text.endswith("assistant\n<think></think>")
