@@ -1,6 +1,7 @@
 """Fused chains beyond their gates: mlx-lm's own blocks, positions, views, what they save, errors."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -45,6 +46,37 @@ def test_qk_norm_rope_is_mlx_lms(target, length):
     q, k = fused.qk_norm_rope(projected, keys, *weights, offsets, eps=1e-6, rotary=rotary, base=1e5, target=target)
     np.testing.assert_allclose(q, want_q, atol=3e-5)
     np.testing.assert_allclose(k, want_k, atol=3e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_chain_around_attention_is_mlx_lms(target):
+    """Qwen3.5's whole attention block, with our chains before and after MLX's attention."""
+    from mlx_lm.models.qwen3_next import Qwen3NextAttention
+
+    sizes = SimpleNamespace(
+        hidden_size=48,
+        num_key_value_heads=1,
+        num_attention_heads=3,
+        head_dim=32,
+        attention_bias=False,
+        rms_norm_eps=1e-6,
+        partial_rotary_factor=0.25,
+        rope_theta=1e4,
+        rope_scaling=None,
+        max_position_embeddings=512,
+    )
+    block = Qwen3NextAttention(sizes)
+    block.q_norm.weight, block.k_norm.weight = mx.random.uniform(0.5, 1.5, (2, 32))
+    x = normal(2, 5, 48)
+    projected = block.q_proj(x).reshape(2, 5, 3, 64)
+    keys, values = (project(x).reshape(2, 5, 1, 32) for project in (block.k_proj, block.v_proj))
+    q, k = fused.qk_norm_rope(
+        projected, keys, block.q_norm.weight, block.k_norm.weight, mx.array([0, 0]), eps=1e-6, rotary=8, target=target
+    )
+    v = values.transpose(0, 2, 1, 3)
+    attended = mx.fast.scaled_dot_product_attention(q, k, v, scale=block.scale, mask="causal")
+    got = block.o_proj(fused.output_gate(attended, projected, target=target))
+    np.testing.assert_allclose(got, block(x, mask="causal"), atol=1e-5)
 
 
 @pytest.mark.parametrize("target", TARGETS)
