@@ -1,4 +1,5 @@
-"""Gated DeltaNet beyond the gates of each kernel: against float64 and mlx-lm, cut into calls, with pads, across its forms."""
+"""Gated DeltaNet beyond the gates of each kernel: against float64 and mlx-lm, cut into calls, with pads, across its
+forms."""
 
 import mlx.core as mx
 import numpy as np
@@ -93,7 +94,8 @@ def test_chunked_against_float64(dtype, tensor, bound_y, bound_state, target):
 
 @pytest.mark.parametrize("tensor", [False, Tensor(32, 1, True)])
 def test_chunked_with_pads(tensor):
-    """NaN in the pads; chunks of a row begin at its first valid token, so each row gives the bits that it gives alone."""
+    """NaN in the pads; chunks of a row begin at its first valid token, so each row gives the bits that it gives
+    alone."""
     length, spans = 45, [[4, 45], [0, 33], [9, 9]]
     *tokens, state = random_scan_inputs(3, length, 1, 2, 128, 128, mx.bfloat16)
     counts = np.array([[a <= t < b for t in range(length)] for a, b in spans])
@@ -266,7 +268,8 @@ def test_left_pads_of_fresh_rows_are_mlx_lms(target):
 
 @pytest.mark.parametrize("target", ["simulator", "reference"])
 def test_conv_tail_follows_the_real_tokens(target):
-    """Whatever stands in the pads, and however the tokens are cut: q, k, v and tail are those of the tokens in a row."""
+    """Whatever stands in the pads, and however the tokens are cut: q, k, v and tail are those of the tokens in a
+    row."""
     heads, dims = (1, 1), (32, 64)
     given = layer_inputs(1, 11, 1, 1, 32, 64, mx.float32)
     rest = [given[name] for name in ("weight", "a_log", "dt_bias")]

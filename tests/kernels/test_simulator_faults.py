@@ -230,7 +230,14 @@ PLANTED = [
         "y[i] = x[i];\ny[i] += x[i];",
         memory="y",
     ),
-    Planted("output left unwritten", "unwritten-output", "if (i != 200) y[i] = x[i];", "y[i] = x[i];", memory="y", element=200),
+    Planted(
+        "output left unwritten",
+        "unwritten-output",
+        "if (i != 200) y[i] = x[i];",
+        "y[i] = x[i];",
+        memory="y",
+        element=200,
+    ),
     Planted(
         "write to an input",
         "write-to-input",
@@ -297,8 +304,11 @@ LIMITS = [
         "threadgroup float s[8193];\ns[t] = x[i];\ny[i] = s[t];",
         "threadgroup float s[8192];\ns[t] = x[i];\ny[i] = s[t];",
     ),
-    Planted("too many threads", "too-many-threads", "y[i] = x[i % 256];", "y[i] = x[i % 256];", grid=1056, threadgroup=1056),
+    Planted(
+        "too many threads", "too-many-threads", "y[i] = x[i % 256];", "y[i] = x[i % 256];", grid=1056, threadgroup=1056
+    ),
 ]
+
 
 def run(planted, body, **options):
     outputs = ["y", "counter"] if planted.options.get("counter") else ["y"]

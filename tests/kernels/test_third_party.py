@@ -114,9 +114,7 @@ def rms(x, eps):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_expert_routing(library, clean, dtype):
     logits, bias = mx.random.normal((5, 100)).astype(dtype), mx.random.normal((100,)) * 0.1
-    inds, weights = library[1].expert_routing(
-        logits, bias, top_k=4, multiplier=0.5, score_eps=1e-20, route_scale=2.5
-    )
+    inds, weights = library[1].expert_routing(logits, bias, top_k=4, multiplier=0.5, score_eps=1e-20, route_scale=2.5)
     scores = mx.sigmoid(logits.astype(mx.float32) * 0.5)
     want = mx.argsort(-(scores + bias), axis=-1)[:, :4]
     assert mx.array_equal(inds, want.astype(mx.uint32))

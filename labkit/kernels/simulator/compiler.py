@@ -47,11 +47,15 @@ class Build:
         compiler = list(self.compiler or find_compiler())
         # No contraction to FMA: the same bits from every compiler and on every machine.
         flags = ["-std=c++20", "-O2", "-fPIC", "-w", "-ffp-contract=off", "-fno-threadsafe-statics", "-fno-exceptions"]
-        flags += ["-fno-math-errno", "-ffunction-sections", f"-I{CPP}", f"-I{CPP / 'include'}"]
+        # Hidden: libraries of several builds live in one process, and must not share their inline functions' variables.
+        flags += ["-fno-math-errno", "-ffunction-sections", "-fvisibility=hidden", f"-I{CPP}", f"-I{CPP / 'include'}"]
         if platform.machine() in ("x86_64", "AMD64"):
             flags.append("-march=native")
+        if sys.platform != "darwin":
+            flags.append("-fstack-clash-protection")  # a large array meets the trap page below its stack
         if "ziglang" in compiler:
-            flags.append("-fno-sanitize=undefined")  # zig turns it on by default
+            # zig checks undefined behaviour by default; and nothing of its C++ library is linked (see build_kernel).
+            flags += ["-fno-sanitize=undefined", "-D_LIBCPP_VERBOSE_ABORT(...)=__builtin_abort()"]
         return compiler + flags
 
 
@@ -92,9 +96,7 @@ def compiler_identity(compiler: tuple[str, ...]) -> str:
     try:
         version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
     except FileNotFoundError as error:
-        raise CompilerMissing(
-            f"the C++ compiler {compiler[0]!r} does not exist: check {COMPILER_VARIABLE}"
-        ) from error
+        raise CompilerMissing(f"the C++ compiler {compiler[0]!r} does not exist: check {COMPILER_VARIABLE}") from error
     processor = platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -138,7 +140,8 @@ def build_library(translation_unit: str, build: Build, cache: ArtefactCache) -> 
         source.write_text(translation_unit)
         run_compiler([*compile_command, *instrument, "-c", str(source), "-o", str(folder / "kernel.o")])
         libraries = [] if sys.platform == "darwin" else ["-lm", "-lpthread"]
-        link = [*compiler, "-shared", "-fPIC", str(folder / "kernel.o"), str(runtime), "-o", str(folder / "kernel.so")]
+        linker = [*compiler[:-1], "cc"] if "ziglang" in compiler else compiler
+        link = [*linker, "-shared", "-fPIC", str(folder / "kernel.o"), str(runtime), "-o", str(folder / "kernel.so")]
         run_compiler(link + libraries)
         if sys.platform != "darwin":  # there the debug information stays in the object file
             (folder / "kernel.o").unlink()

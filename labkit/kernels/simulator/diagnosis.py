@@ -38,7 +38,9 @@ def diagnose(
         if parameter.kind == "output" and unwritten:
             size = launch.output_dtypes[parameter.array].size
             first = result.buffers[index].first_unwritten // size
-            message = f"{-(-unwritten // size)} elements of output {parameter.name} were never written, first element {first}"
+            message = (
+                f"{-(-unwritten // size)} elements of output {parameter.name} were never written, first element {first}"
+            )
             faults.append(Fault(kinds.UNWRITTEN_OUTPUT, text.name, message, memory=parameter.name, element=first))
     return faults
 
@@ -96,7 +98,11 @@ def _message(kind: str, r: FaultRecord, memory: str, element: int | None, other_
         return f"{who} and {other}{behind} touch {place} and nothing orders them"
     if kind in (kinds.OUT_OF_BOUNDS_READ, kinds.OUT_OF_BOUNDS_WRITE):
         verb = "reads" if kind == kinds.OUT_OF_BOUNDS_READ else "writes"
-        return f"{who} {verb} {r.size} bytes at {place}, outside of it" if memory else f"{who} {verb} {r.size} bytes at {place}, which belongs to no buffer"
+        return (
+            f"{who} {verb} {r.size} bytes at {place}, outside of it"
+            if memory
+            else f"{who} {verb} {r.size} bytes at {place}, which belongs to no buffer"
+        )
     if kind == kinds.UNINITIALISED_READ:
         return f"{who} reads {place}, which nobody has written"
     if kind == kinds.WRITE_TO_INPUT:

@@ -33,7 +33,10 @@ class _Buffer(Structure):
 
 class FaultRecord(Structure):
     _fields_ = [
-        *((name, c_uint32) for name in "kind thread threadgroup other_thread other_threadgroup size mask signal".split()),
+        *(
+            (name, c_uint32)
+            for name in "kind thread threadgroup other_thread other_threadgroup size mask signal".split()
+        ),
         *((name, c_int32) for name in "buffer storage line other_line".split()),
         ("byte", c_int64),
         *((name, c_uint64) for name in "pc other_pc count address".split()),
@@ -141,7 +144,7 @@ class Library:
         self._dll.lk_image.restype = c_uint64
         self._dll.lk_storage_table.restype = POINTER(_Storage)
         self.image = int(self._dll.lk_image())
-        count = ctypes.c_int.in_dll(self._dll, "lk_storage_count").value
+        count = self._dll.lk_storage_size()
         table = self._dll.lk_storage_table()
         self.storage = [
             StorageArray(table[i].name.decode(), table[i].end - table[i].begin, table[i].line) for i in range(count)

@@ -96,7 +96,10 @@ class Traffic:
     def __str__(self) -> str:
         rows = [_HEADINGS, *(_cells(flow, flow.memory) for flow in self.buffers)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-        lines = ["  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
+        lines = [
+            "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            for row in rows
+        ]
         return "\n".join([*lines, self._synchronisation()])
 
     def _synchronisation(self) -> str:
@@ -145,7 +148,9 @@ class Traffic:
         axes.barh(range(len(flows)), [flow.lines for flow in flows], color="tab:red")
         axes.set_yticks(range(len(flows)), labels, family="monospace", fontsize="small")
         axes.invert_yaxis()
-        axes.set(xlabel=f"{LINE_BYTES}-byte lines over all requests", title=f"{self.kernel}: where the traffic comes from")
+        axes.set(
+            xlabel=f"{LINE_BYTES}-byte lines over all requests", title=f"{self.kernel}: where the traffic comes from"
+        )
         return figure
 
 
@@ -179,7 +184,13 @@ def count_traffic(
         b = result.buffers[index]
         for way, direction in enumerate(("read", "write")):
             if b.requests[way]:
-                counts = (b.bytes[way], b.requests[way], b.lines[way], b.sectors[way], b.footprint_lines[way] * LINE_BYTES)
+                counts = (
+                    b.bytes[way],
+                    b.requests[way],
+                    b.lines[way],
+                    b.sectors[way],
+                    b.footprint_lines[way] * LINE_BYTES,
+                )
                 buffers.append(Flow(parameter.name, direction, *counts))
     c = result.counters
     return Traffic(

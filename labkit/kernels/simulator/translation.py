@@ -22,9 +22,7 @@ def translate(text: MetalText, launch: Launch) -> str:
         )
     declarations = storage_declarations(text.source)
     signature, arguments = _signature(text, launch)
-    storage = [
-        f'  LK_STORAGE_ENTRY("{", ".join(d.names)}", {k}, {d.line}),' for k, d in enumerate(declarations)
-    ]
+    storage = [f'  LK_STORAGE_ENTRY("{", ".join(d.names)}", {k}, {d.line}),' for k, d in enumerate(declarations)]
     return "\n".join(
         [
             '#include "metal/metal.h"',

@@ -67,9 +67,9 @@ inline void check_output_access(TrackedBuffer& b, int index, uint64_t offset, ui
 inline void access(const volatile void* p, uint32_t n, bool write, uint64_t pc, bool atomic, bool aligned) {
   if (!launch.check || !launch.lane) return;
   settle_doubtful_write();
+  if (__builtin_expect(stop_requested, 0)) stop_at(fault_at_line(kStopped, launch.lane->line));
   uint64_t a = (uint64_t)p;
   if (inside(a, launch.private_begin, launch.private_end)) return;
-  if (__builtin_expect(stop_requested, 0)) stop_at(fault_at_line(kStopped, launch.lane->line));
   if (aligned && n > 1 && a % n) stop_at(fault_at_access(kMisaligned, pc, -1, -1, a, n));
   if (inside(a, launch.storage_begin, launch.storage_end)) { check_threadgroup_access(a, n, write, atomic, pc); return; }
   size_t count = launch.buffers.size(), nearest = 0;

@@ -6,6 +6,13 @@
 #include "guard.h"
 #include "memory_check.h"
 
+#ifdef _LIBCPP_VERSION
+// With clang's headers nothing of its library is linked: zig would build that whole library first.
+void* operator new(size_t n) { return malloc(n ? n : 1); }
+void operator delete(void* p) noexcept { free(p); }
+void operator delete(void* p, size_t) noexcept { free(p); }
+#endif
+
 namespace lk {
 
 struct Grid { uint32_t size[3], group[3], groups[3], count; };
@@ -264,3 +271,4 @@ LK_EXPORT uint64_t lk_sites(lk::Site* out, uint64_t room) {
 // Where this library lies in memory: program counters are reported relative to it in debug information.
 LK_EXPORT uint64_t lk_image() { return (uint64_t)lk_image_begin; }
 LK_EXPORT const lk::Storage* lk_storage_table() { return lk_storage; }
+LK_EXPORT int lk_storage_size() { return lk_storage_count; }

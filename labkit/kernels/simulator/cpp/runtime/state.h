@@ -1,8 +1,9 @@
 // What the runtime knows while a launch runs: lanes (one fiber each), simdgroups, threadgroups, and the launch itself.
 #pragma once
 #include <algorithm>
-#include <unordered_map>
-#include <unordered_set>
+#include <iterator>
+#include <map>
+#include <set>
 #include <vector>
 
 #include "context_switch.h"
@@ -61,7 +62,7 @@ struct Threadgroup {
   Simdgroup* simdgroups;
   uint32_t threadgroup_epoch, device_epoch, stamp;
   Clock clock, published;
-  std::unordered_set<uint64_t> acquired;   // atomics read since the last device fence
+  std::set<uint64_t> acquired;   // atomics read since the last device fence
   std::vector<char> storage;               // threadgroup memory while another threadgroup runs (resident mode)
   Cell* shadow;                            // one cell per byte of threadgroup memory
 };
@@ -93,8 +94,9 @@ struct Launch {
   DoubtfulWrite doubtful;                  // address is nullptr when there is none
   std::vector<TrackedBuffer> buffers;
   std::vector<Site> sites;
-  std::unordered_map<uint64_t, uint32_t> site_of_pc;
-  std::unordered_map<uint64_t, Clock> atomic_clocks;
+  std::map<uint64_t, uint32_t> site_of_pc;
+  std::pair<uint64_t, uint32_t> recent_sites[256];  // the same, for most look-ups
+  std::map<uint64_t, Clock> atomic_clocks;
 };
 
 static Launch launch;

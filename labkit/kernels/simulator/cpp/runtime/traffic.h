@@ -11,13 +11,16 @@ constexpr uint64_t kLineBytes = 128, kSectorBytes = 32;
 constexpr size_t kLogCapacity = 2048;
 
 inline uint32_t site_index(uint64_t pc, int buffer, int storage, bool write) {
+  auto& [known_pc, known_site] = launch.recent_sites[pc % std::size(launch.recent_sites)];
+  if (known_pc == pc) return known_site;
   auto [it, fresh] = launch.site_of_pc.try_emplace(pc, launch.sites.size());
   if (fresh) {
     Site s{};
     s.pc = pc; s.buffer = buffer; s.storage = storage; s.write = write;
     launch.sites.push_back(s);
   }
-  return it->second;
+  known_pc = pc;
+  return known_site = it->second;
 }
 
 // Distinct blocks of `block` bytes under the accesses of one request.
@@ -64,9 +67,9 @@ inline void empty_logs(Simdgroup& s) {
       count_request(request, n);
     }
   } else {  // lanes took different ways: line up the n-th execution of each instruction
-    std::unordered_map<uint64_t, std::vector<const Access*>> requests;
+    std::map<uint64_t, std::vector<const Access*>> requests;
     for (int i = 0; i < n; i++) {
-      std::unordered_map<uint32_t, uint64_t> executed;
+      std::map<uint32_t, uint64_t> executed;
       for (const Access& a : active[i]->log) requests[(uint64_t)a.site << 32 | executed[a.site]++].push_back(&a);
     }
     for (auto& r : requests) count_request(r.second.data(), r.second.size());
