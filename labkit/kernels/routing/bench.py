@@ -66,7 +66,8 @@ def rows(quick: bool = True) -> list[dict]:
 
 
 def _few(tokens: int, rounds: int) -> list[dict]:
-    calls = [route_few_call(logits_of(tokens) + 0, K, None, "softmax", None, True, 1.0, TILE) for _ in range(8)]
+    logits = logits_of(tokens)
+    calls = [route_few_call(logits + 0, K, None, "softmax", None, True, 1.0, TILE) for _ in range(8)]
     wrong = _differences(ROUTE_FEW(**calls[0]), reference.route_few(ROUTE_FEW.launch(**calls[0])))
     seconds = queued([lambda c=c: ROUTE_FEW(**c) for c in calls], launches=128, rounds=rounds)
     nbytes = tokens * (2 * EXPERTS + 16 * K) + 4 * EXPERTS + 16 * max_blocks(tokens * K, EXPERTS, TILE)
@@ -74,7 +75,8 @@ def _few(tokens: int, rounds: int) -> list[dict]:
 
 
 def _many(tokens, skew, block, choose_threads, group_threads, rounds) -> list[dict]:
-    logits = [logits_of(tokens, skew) + 0 for _ in range(4)]
+    first = logits_of(tokens, skew)
+    logits = [first + 0 for _ in range(4)]
     mx.eval(logits)
     chosen = [choose_experts_call(x, K, threads=choose_threads, block=block) for x in logits]
     indices, _, counts = CHOOSE_EXPERTS(**chosen[0])

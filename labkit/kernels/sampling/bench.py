@@ -22,8 +22,8 @@ SETTINGS = {
     "top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
     "top-k 1 of a flat row": {"temperature": 1.0, "top_k": 1, "flat": True},
 }
-CHUNK_THREADS = (256, 128, 512, 1024)
-ROW_THREADS = (1024, 512, 256)
+# Threads of (`sample_chunks`, `sample_rows`); the first is what `sample` takes.
+CONFIGURATIONS = ((256, 1024), (128, 1024), (512, 1024), (1024, 1024), (256, 512), (256, 256))
 
 # Predicted before any run, in microseconds a launch: chunks take 40 instructions a token, spread over the device; at
 # one row the host's 3.5 us cover them; a row's search is a few dependent rounds of 2 us on one multiprocessor.
@@ -47,8 +47,7 @@ def rows(quick: bool = True) -> list[dict]:
     found = []
     for batch, (label, setting) in itertools.product((1, 8, 32), SETTINGS.items()):
         sweep = batch == 1 and "min_p" in setting
-        configurations = itertools.product(CHUNK_THREADS, ROW_THREADS) if sweep else ((256, 1024),)
-        for chunk_threads, row_threads in configurations:
+        for chunk_threads, row_threads in CONFIGURATIONS if sweep else CONFIGURATIONS[:1]:
             what = f"{batch} rows, {label}, threads {chunk_threads} and {row_threads}"
             measure = lambda b=batch, l=label, s=setting, c=chunk_threads, r=row_threads: _draw(b, l, s, c, r, rounds)
             found += attempt(what, measure) or []
