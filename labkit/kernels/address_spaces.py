@@ -1,8 +1,8 @@
 """Would Metal accept the text's address spaces? Upstream clang knows, and comes with PyPI's `ziglang`.
 
 A pointer into `threadgroup` memory given to a helper that takes `device`, or an input of fewer than eight elements (MLX
-passes it as `constant`) given to one that takes `const device`: the simulator runs such a text, Metal refuses it. It is no
-Metal compiler: Metal's other rules are checked on a Mac.
+passes it as `constant`) given to one that takes `const device`: the simulator runs such a text, Metal refuses it. It
+is no Metal compiler: Metal's other rules are checked on a Mac.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from labkit.kernels.signature import Launch, MetalText, parameters, template_lin
 
 VOCABULARY = Path(__file__).with_name("address_spaces.h")
 
-_FLAGS = (
-    "-xc++ -std=c++17 -fsyntax-only -nostdinc -nostdinc++ -Wall -Wno-unused -Wno-sign-compare -Wno-undefined-internal "
-    "-Wno-undefined-inline -Wno-missing-braces -Wno-unknown-pragmas -Wno-parentheses -ferror-limit=10"
-).split()
+_WARNINGS_OFF = (
+    "unused sign-compare undefined-internal undefined-inline missing-braces unknown-pragmas parentheses".split()
+)
+_FLAGS = [
+    *("-xc++ -std=c++17 -fsyntax-only -nostdinc -nostdinc++ -Wall -ferror-limit=10".split()),
+    *(f"-Wno-{warning}" for warning in _WARNINGS_OFF),
+]
 
 
 class ClangMissing(RuntimeError):
@@ -66,7 +69,9 @@ def translate(text: MetalText, launch: Launch) -> str:
     signature = []
     for parameter in parameters(text, launch):
         space = "constant" if parameter.constant else "device"
-        const = "" if parameter.kind == "output" or parameter.constant else "const "  # the macro `constant` brings its own
+        const = (
+            "" if parameter.kind == "output" or parameter.constant else "const "
+        )  # the macro `constant` brings its own
         mark = "&" if parameter.kind in ("scalar", "ndim") else "*"
         signature.append(f"{const}{space} {parameter.metal_type}{mark} {parameter.name}")
     signature += [f"{metal_type} {name}" for name, metal_type in text.attributes]
@@ -78,7 +83,7 @@ def translate(text: MetalText, launch: Launch) -> str:
             f"void lk_body({', '.join(signature)}) {{",
             template_lines(launch),
             f'#line 1 "{text.name}.metal"',
-            replace_storage(text.source, lambda k: "static threadgroup"),
+            replace_storage(text.source, lambda k: "extern threadgroup"),
             "}",
             "",
         ]

@@ -40,7 +40,9 @@ class GateResult:
     seconds: float
 
 
-def check_kernel(entry: Entry, seed: int | None = None, progress: Callable[[str], None] | None = None) -> list[GateResult]:
+def check_kernel(
+    entry: Entry, seed: int | None = None, progress: Callable[[str], None] | None = None
+) -> list[GateResult]:
     """All gates of a kernel on this machine.
 
     Args:
@@ -102,7 +104,12 @@ class _Gates:
         begin = time.perf_counter()
         try:
             wrong = list(find())
-        except (simulator.KernelFault, simulator.CompileError, simulator.CompilerMissing, address_spaces.ClangMissing) as error:
+        except (
+            simulator.KernelFault,
+            simulator.CompileError,
+            simulator.CompilerMissing,
+            address_spaces.ClangMissing,
+        ) as error:
             wrong = [str(error)]
         detail = f"seed {self.seed}: " + "; ".join(wrong[:5]) if wrong else "ok"
         seconds = time.perf_counter() - begin
@@ -153,7 +160,8 @@ def compare(got: mx.array, want: mx.array, tolerance: Tolerance) -> str:
     wrong = mx.logical_not(same | (error <= tolerance.absolute + tolerance.relative * mx.abs(b)))
     if not mx.any(wrong).item():
         return ""
-    return f"is off by up to {error.max().item():.3g} of {mx.abs(b).max().item():.3g} in {int(wrong.sum())} of {wrong.size} elements"
+    worst = f"{error.max().item():.3g} of {mx.abs(b).max().item():.3g}"
+    return f"is off by up to {worst} in {int(wrong.sum())} of {wrong.size} elements"
 
 
 def _schedules(entry: Entry, launches: list[tuple[Case, Launch]], runs: dict) -> Iterator[str]:

@@ -66,7 +66,9 @@ def check(
 @app.command("trace")
 def trace_kernels(
     names: Names = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; the kernel's first by default.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, float16 or bfloat16; the kernel's first by default.")
+    ] = None,
     by_line: Annotated[bool, typer.Option("--by-line", help="Count by line of the Metal text too.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Folder for a picture (SVG) of each kernel's traffic.")] = None,
     store: Annotated[bool, typer.Option("--store", help="Take today's counts as the budgets.")] = False,
@@ -113,7 +115,9 @@ def trace_kernels(
 @app.command()
 def bench(
     names: Names = None,
-    target: Annotated[str | None, typer.Option(help=f"One of {', '.join(TARGETS)}; the machine's best by default.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(TARGETS)}; the machine's best by default.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Alternations of kernel and baseline.")] = 7,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,13 +1,13 @@
 """Shared headers of which a kernel gets only what it uses.
 
-MLX hashes a kernel's whole text at each launch, so a long shared header costs microseconds every time. A header file is cut
-into sections, each opened by a line that names what it provides:
+MLX hashes a kernel's whole text at each launch, so a long shared header costs microseconds every time. A header file
+is cut into sections, each opened by a line that names what it provides:
 
     //@provides block_sum block_max
     template <int TG> inline float block_sum(...) { ... }
 
-A section is emitted if the kernel, or an emitted section, uses one of those words. What stands before the first section is
-always emitted.
+A section is emitted if the kernel, or an emitted section, uses one of those words. What stands before the first
+section is always emitted.
 """
 
 from __future__ import annotations

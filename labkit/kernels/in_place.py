@@ -1,16 +1,18 @@
 """The in-place rule: how a buffer that outlives a step grows or changes without being copied.
 
-MLX has no in-place write for a custom kernel: its inputs are read-only, its outputs are always fresh arrays, and only outputs
-carry hazards between launches. Writing through an input is a fault that check mode reports. MLX's own `slice_update` writes
-in place only where the back end lets it (Metal and the CPU, when nobody else holds the buffer); on CUDA, MLX 0.32 copies the
-whole buffer for every append: 670 to 820 us for 134 MB on an H200, however small the appended row.
+MLX has no in-place write for a custom kernel: its inputs are read-only, its outputs are always fresh arrays, and only
+outputs carry hazards between launches. Writing through an input is a fault that check mode reports. MLX's own
+`slice_update` writes in place only where the back end lets it (Metal and the CPU, when nobody else holds the buffer);
+on CUDA, MLX 0.32 copies the whole buffer for every append: 670 to 820 us for 134 MB on an H200, however small the
+appended row.
 
 So every kernel and cache here follows one rule:
 
-1. A kernel returns its new state as an output. What it keeps must be as small as what it changes (a recurrent state: 63 MB at
-   the full shape, read and written once each step).
-2. A buffer that grows is a list of fixed segments and one small tail (`Segments`). Appending touches the tail alone; a full tail
-   becomes a segment, by reference. The price of an append is bounded by the tail's size, on every back end.
+1. A kernel returns its new state as an output. What it keeps must be as small as what it changes (a recurrent state:
+   63 MB at the full shape, read and written once each step).
+2. A buffer that grows is a list of fixed segments and one small tail (`Segments`). Appending touches the tail alone;
+   a full tail becomes a segment, by reference. The price of an append is bounded by the tail's size, on every back
+   end.
 3. A kernel that reads such a buffer takes the segments in one array where they are pages of a pool, or is launched on
    segments and tail, and merges; it gets lengths on the device, so that its shape does not change from step to step.
 4. Nobody but the owner keeps a reference to the tail: then the back ends that can, write it in place.
@@ -67,7 +69,7 @@ class Segments:
             taken += count
 
     def rows(self) -> mx.array:
-        """Everything in one array [..., length, width]: a copy of the whole, for checks and for readers without segments."""
+        """Everything in one array [..., length, width]: a copy of the whole, for readers without segments."""
         if self.tail is None:
             raise ValueError("nothing was appended yet: the shape is not known")
         return mx.concatenate([*self.full, self.tail[..., : self.tail_length, :]], axis=-2)

@@ -1,7 +1,7 @@
 """Reading Metal text: the one place that knows comments, preprocessor lines, attributes and address spaces.
 
-The simulator, the CUDA target and the address-space check all rewrite a kernel's text; each asks here what is where. All
-positions refer to the text as given, so a rewritten text keeps its lines and a report can name them.
+The simulator, the CUDA target and the address-space check all rewrite a kernel's text; each asks here what is where.
+All positions refer to the text as given, so a rewritten text keeps its lines and a report can name them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StorageDeclaration:
 
 
 def blank(text: str) -> str:
-    """`text` with comments, literals and preprocessor lines turned to spaces; every position and line stays the same."""
+    """`text` with comments, literals and preprocessor lines turned to spaces; positions and lines stay the same."""
     return _NOT_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
 
 
@@ -105,8 +105,8 @@ def line_at(text: str, position: int) -> int:
 def storage_declarations(text: str) -> list[StorageDeclaration]:
     """The threadgroup arrays and variables that `text` declares.
 
-    `threadgroup` opens a declaration when it stands where a statement starts and no declarator is a pointer, a reference
-    or a function.
+    `threadgroup` opens a declaration when it stands where a statement starts and no declarator is a pointer, a
+    reference or a function.
     """
     code = blank(text)
     found = []
@@ -138,7 +138,7 @@ def replace_storage(text: str, specifier: Callable[[int], str], first: int = 0) 
 
 
 def remove_words(text: str, words: tuple[str, ...] = (*ADDRESS_SPACES, "kernel")) -> str:
-    """`text` without the given whole words in its code; preprocessor lines lose them too, comments and literals do not."""
+    """`text` without the given whole words in code and preprocessor lines; comments and literals keep them."""
     pattern = re.compile(r"\b(?:" + "|".join(words) + r")\b")
     code = re.sub(
         r"//[^\n]*|/\*.*?\*/|\"(?:[^\"\\\n]|\\.)*\"", lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.S

@@ -25,7 +25,7 @@ BUDGETS = "budgets.json"
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a float output may be from the reference: |got - want| <= absolute + relative * |want|, element by element."""
+    """How far each element of a float output may be off: |got - want| <= absolute + relative * |want|."""
 
     absolute: float
     relative: float

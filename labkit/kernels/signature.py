@@ -1,4 +1,4 @@
-"""A Metal text and one launch of it, in the terms of `mx.fast.metal_kernel`, and the parameters that MLX gives its function."""
+"""A Metal text and one launch of it, in `mx.fast.metal_kernel`'s terms, and the parameters MLX gives its function."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ def make_launch(
             raise ValueError(f"kernel {text.name}: {label} needs three positive sizes, not {tuple(sizes)}")
     for name, value in template or ():
         if not isinstance(value, (mx.Dtype, bool, int)):
-            raise TypeError(f"kernel {text.name}: template argument {name} is {value!r}; a dtype, bool or int is needed")
+            raise TypeError(
+                f"kernel {text.name}: template argument {name} is {value!r}; a dtype, bool or int is needed"
+            )
     for dtype in output_dtypes:
         if dtype not in METAL_TYPES:
             raise TypeError(f"kernel {text.name}: no Metal type for output dtype {dtype}")
@@ -144,7 +146,7 @@ def make_launch(
 
 
 def parameters(text: MetalText, launch: Launch) -> list[Parameter]:
-    """The buffers of the kernel function, as MLX orders them: each input with its shape, strides and rank, then outputs."""
+    """The buffers of the kernel function in MLX's order: each input with its shape, strides and rank, then outputs."""
     found = []
     for index, (name, array) in enumerate(zip(text.input_names, launch.inputs, strict=True)):
         if array.dtype not in METAL_TYPES:
@@ -157,9 +159,7 @@ def parameters(text: MetalText, launch: Launch) -> list[Parameter]:
                     found.append(Parameter(f"{name}_{suffix}", suffix, metal_type, index, True))
     for index, (name, dtype) in enumerate(zip(text.output_names, launch.output_dtypes, strict=True)):
         metal_type = METAL_TYPES[dtype]
-        found.append(
-            Parameter(name, "output", f"atomic<{metal_type}>" if text.atomic_outputs else metal_type, index)
-        )
+        found.append(Parameter(name, "output", f"atomic<{metal_type}>" if text.atomic_outputs else metal_type, index))
     return found
 
 

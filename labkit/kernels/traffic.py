@@ -19,10 +19,12 @@ def trace(entry: Entry, dtype: mx.Dtype | None = None, case: Case | None = None)
 
 def over_budget(counts: dict[str, int], budget: dict[str, int], slack: float = 0.0) -> list[str]:
     """The counts that exceed their bound by more than a share of `slack`, in words."""
-    return [f"{name} {counts[name]:,} > {bound:,}" for name, bound in budget.items() if counts[name] > bound * (1 + slack)]
+    return [
+        f"{name} {counts[name]:,} > {bound:,}" for name, bound in budget.items() if counts[name] > bound * (1 + slack)
+    ]
 
 
 def store_budgets(entry: Entry) -> None:
-    """Take what the first case moves today as the budget, in every dtype. A change that moves more then fails its gate."""
+    """Take what the first case moves today as the budget, in every dtype: a change that moves more then fails."""
     for dtype in entry.dtypes:
         write_budget(entry, dtype, trace(entry, dtype).summary())

@@ -8,9 +8,8 @@ import subprocess
 import mlx.core as mx
 import pytest
 
-from labkit.kernels import simulator
 from labkit.kernels.registry import all_entries, dtype_name
-from labkit.kernels.signature import MetalText, make_launch, template_lines
+from labkit.kernels.signature import template_lines
 from labkit.kernels.targets.cuda_text import translate
 
 CUDA_TYPES = {
@@ -28,8 +27,8 @@ CUDA_TYPES = {
     mx.bool_: "bool",
 }
 
-# What MLX puts before a kernel, as far as a kernel can see it; the C++ library's own traits, which compile in a third of
-# the time of CUDA's.
+# What MLX puts before a kernel, as far as a kernel can see it; the C++ library's own traits, which compile in a third
+# of the time of CUDA's.
 MLX_HEADER = """
 #include <array>
 #include <cstdint>
@@ -82,8 +81,10 @@ def compile_with_nvcc(source: str, folder) -> str:
     path = folder / "kernel.cu"
     path.write_text(source)
     done = subprocess.run(
-        ["nvcc", "-std=c++20", "-arch=sm_90a", "-ptx", "--expt-relaxed-constexpr", "--extended-lambda", "-w"]
-        + [str(path), "-o", str(folder / "kernel.ptx")],
+        [
+            *"nvcc -std=c++20 -arch=sm_90a -ptx --expt-relaxed-constexpr --extended-lambda -w".split(),
+            *(str(path), "-o", str(folder / "kernel.ptx")),
+        ],
         capture_output=True,
         text=True,
     )

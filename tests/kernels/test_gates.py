@@ -1,4 +1,4 @@
-"""Every registered kernel through every gate. A new kernel registers itself in its folder's gates.py and is found here."""
+"""Every registered kernel through every gate. A new kernel is found here by its folder's gates.py."""
 
 import time
 

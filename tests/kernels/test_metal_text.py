@@ -46,7 +46,10 @@ def test_storage_declarations(text, names):
 
 
 def test_replaced_storage_keeps_lines_and_the_rest():
-    text = "// threadgroup float no[1];\nthreadgroup float x[4];\nthreadgroup alignas(16) half y[2];\nthreadgroup float* p = x;"
+    text = (
+        "// threadgroup float no[1];\nthreadgroup float x[4];\n"
+        "threadgroup alignas(16) half y[2];\nthreadgroup float* p = x;"
+    )
     replaced = replace_storage(text, lambda k: f"STATIC{k}")
     assert replaced.splitlines() == [
         "// threadgroup float no[1];",

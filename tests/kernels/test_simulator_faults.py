@@ -151,7 +151,8 @@ PLANTED = [
         "race-between-simdgroups",
         "threadgroup float s[64];\ny[i] = swap_ends(x[i], s, t);",
         "threadgroup float s[64];\ns[t] = x[i];\nthreadgroup_barrier(mem_flags::mem_threadgroup);\ny[i] = s[63 - t];",
-        header="inline float swap_ends(float v, threadgroup float* s, uint t) {\n  s[t] = v;\n  return s[63 - t];  // HERE\n}",
+        header="inline float swap_ends(float v, threadgroup float* s, uint t) {\n"
+        "  s[t] = v;\n  return s[63 - t];  // HERE\n}",
     ),
     Planted(
         "read past the end",

@@ -112,7 +112,8 @@ def _message(kind: str, r: FaultRecord, memory: str, element: int | None, other_
     if kind == kinds.BARRIER_AFTER_EXIT:
         return f"{who} waits at a barrier that thread {r.other_thread} never reaches"
     if kind == kinds.DIVERGENT_SIMD:
-        return f"only lanes {r.mask:#010x} of the {r.address:#010x} in this simdgroup reach this simdgroup operation ({who} among them)"
+        lanes = f"{r.mask:#010x} of the {r.address:#010x}"
+        return f"only lanes {lanes} in this simdgroup reach this simdgroup operation ({who} among them)"
     if kind == kinds.INACTIVE_LANE:
         return f"{who} takes the value of lane {r.other_thread}, which takes no part: it is undefined"
     if kind == kinds.MISALIGNED:

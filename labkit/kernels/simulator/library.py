@@ -1,4 +1,4 @@
-"""A built kernel in this process: the ctypes mirror of cpp/runtime/interface.h, buffers between guard pages, one launch."""
+"""A built kernel in this process: ctypes mirror of cpp/runtime/interface.h, buffers between guard pages, launches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GUARD_BYTES = (16 << 30, 1 << 20)  # tried in turn: the second is for systems th
 class _Storage(Structure):
     _fields_ = [
         ("name", c_char_p),
-        *((name, c_void_p) for name in "begin end section_begin section_end".split()),
+        *((name, c_void_p) for name in ["begin", "end", "section_begin", "section_end"]),
         ("line", c_int32),
     ]
 
@@ -35,17 +35,17 @@ class FaultRecord(Structure):
     _fields_ = [
         *(
             (name, c_uint32)
-            for name in "kind thread threadgroup other_thread other_threadgroup size mask signal".split()
+            for name in ["kind", "thread", "threadgroup", "other_thread", "other_threadgroup", "size", "mask", "signal"]
         ),
-        *((name, c_int32) for name in "buffer storage line other_line".split()),
+        *((name, c_int32) for name in ["buffer", "storage", "line", "other_line"]),
         ("byte", c_int64),
-        *((name, c_uint64) for name in "pc other_pc count address".split()),
+        *((name, c_uint64) for name in ["pc", "other_pc", "count", "address"]),
     ]
 
 
 class SiteRecord(Structure):
     _fields_ = [
-        *((name, c_uint64) for name in "pc bytes requests lines sectors".split()),
+        *((name, c_uint64) for name in ["pc", "bytes", "requests", "lines", "sectors"]),
         ("buffer", c_int32),
         ("storage", c_int32),
         ("write", c_uint32),
@@ -55,7 +55,7 @@ class SiteRecord(Structure):
 
 class BufferRecord(Structure):
     _fields_ = [
-        *((name, c_uint64 * 2) for name in "bytes requests lines sectors footprint_lines".split()),
+        *((name, c_uint64 * 2) for name in ["bytes", "requests", "lines", "sectors", "footprint_lines"]),
         ("unwritten_bytes", c_uint64),
         ("first_unwritten", c_uint64),
     ]
@@ -64,10 +64,18 @@ class BufferRecord(Structure):
 class CounterRecord(Structure):
     _fields_ = [
         (name, c_uint64)
-        for name in (
-            "threadgroups threads barriers simd_barriers simd_operations atomics switches threadgroup_bytes "
-            "threadgroup_read threadgroup_written"
-        ).split()
+        for name in [
+            "threadgroups",
+            "threads",
+            "barriers",
+            "simd_barriers",
+            "simd_operations",
+            "atomics",
+            "switches",
+            "threadgroup_bytes",
+            "threadgroup_read",
+            "threadgroup_written",
+        ]
     ]
 
 
@@ -78,7 +86,7 @@ class _Request(Structure):
         ("buffer_count", c_uint32),
         ("grid", c_uint32 * 3),
         ("threadgroup", c_uint32 * 3),
-        *((name, c_uint32) for name in "check resident order seed".split()),
+        *((name, c_uint32) for name in ["check", "resident", "order", "seed"]),
         ("workspace", c_void_p),
         ("workspace_bytes", c_uint64),
     ]

@@ -90,7 +90,7 @@ class Traffic:
 
     def summary(self) -> dict[str, int]:
         """The counts that a stored budget bounds."""
-        names = "device_bytes footprint lines barriers simd_operations atomics threadgroup_bytes".split()
+        names = ["device_bytes", "footprint", "lines", "barriers", "simd_operations", "atomics", "threadgroup_bytes"]
         return {name: int(getattr(self, name)) for name in names}
 
     def __str__(self) -> str:
@@ -202,7 +202,8 @@ def count_traffic(
 
 
 _COUNTERS = (
-    "threadgroups threads barriers simd_barriers simd_operations atomics threadgroup_bytes threadgroup_read threadgroup_written"
+    "threadgroups threads barriers simd_barriers simd_operations atomics "
+    "threadgroup_bytes threadgroup_read threadgroup_written"
 ).split()
 
 

@@ -1,4 +1,4 @@
-"""Metal text to a C++ translation unit: the same lines, with threadgroup arrays marked and MLX's signature around them."""
+"""Metal text to a C++ translation unit: the same lines, threadgroup arrays marked, MLX's signature around them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def translate(text: MetalText, launch: Launch) -> str:
             replace_storage(text.source, lambda k: f"LK_STORAGE({k})"),
             "}",
             '#line 1 "generated"',
-            'extern "C" __attribute__((no_sanitize("thread"))) void lk_thread_main(void** a, const lk::Attributes* t) {',
+            'extern "C" LK_UNCHECKED void lk_thread_main(void** a, const lk::Attributes* t) {',
             f"  lk_body({', '.join(arguments)});",
             "}",
             'extern "C" {',

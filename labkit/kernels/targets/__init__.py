@@ -55,7 +55,8 @@ def device_target() -> str | None:
 
 
 def target_in_use(target: str | None = None) -> str | None:
-    """The target that a call is told to use, by its argument or by `use_target`, else the GPU's; None on a CPU left alone.
+    """The target that a call is told to use, by its argument or by `use_target`, else the GPU's; None on a CPU left
+    alone.
 
     For operations that choose among kernels before any of them is called.
     """

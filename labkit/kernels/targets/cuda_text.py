@@ -43,8 +43,8 @@ class CudaText:
     """What `mx.fast.cuda_kernel` needs.
 
     Attributes:
-        input_names: scalar inputs are renamed, since CUDA gets a pointer where Metal gets a value; `lk_grid` may follow.
-        needs_grid: whether the extra input `lk_grid` (three uint32) must be passed.
+        input_names: scalar inputs are renamed, since CUDA gets a pointer where Metal gets a value; `lk_grid` may
+        follow. needs_grid: whether the extra input `lk_grid` (three uint32) must be passed.
     """
 
     input_names: tuple[str, ...]

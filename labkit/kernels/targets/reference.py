@@ -1,4 +1,4 @@
-"""Reference: the same in plain MLX ops, in fp32 on exactly upcast inputs, rounded once. The oracle of every other target."""
+"""Reference: plain MLX ops in fp32 on exactly upcast inputs, rounded once. The oracle of every other target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator: the text compiled for this machine's CPU, each GPU thread a fiber. Values only; `simulator.run` checks."""
+"""The simulator: the text compiled for this machine's CPU, each thread a fiber. Values only; `simulator.run` checks."""
 
 from __future__ import annotations
 

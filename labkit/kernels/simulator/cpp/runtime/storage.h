@@ -5,6 +5,8 @@
 
 constexpr int kStorageGap = 64;
 
+#define LK_UNCHECKED __attribute__((no_sanitize("thread")))
+
 #ifdef __APPLE__
 #define LK_SECTION(k) "__DATA,lk_tg_" #k
 #define LK_SECTION_ENDS(k)                                                          \

@@ -1,0 +1,140 @@
+"""`labkit kernels`: results as a table or as JSON on standard output, exit codes, and gates that can fail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+from typer.testing import CliRunner
+
+from labkit.kernels import commands, registry
+from labkit.kernels.check import check_on_cpu, compare
+from labkit.kernels.registry import Tolerance, all_entries, find_entries
+from labkit.kernels.traffic import over_budget
+
+runner = CliRunner()
+ENTRY = next(entry for entry in all_entries() if entry.name == "residual_rms_norm")
+
+
+def invoke(*arguments):
+    result = runner.invoke(commands.app, list(arguments))
+    return result, json.loads(result.stdout) if "--json" in arguments and result.stdout.startswith("{") else None
+
+
+def gates_of(entry, dtype=mx.float32) -> dict[str, str]:
+    """The failed gates and what they say."""
+    return {result.gate: result.detail for result in check_on_cpu(entry, dtype, seed=1) if not result.passed}
+
+
+def broken(**changes):
+    """The entry with another kernel text; its folder and budget stay."""
+    kernel = object.__new__(type(ENTRY.kernel))
+    kernel.__dict__.update(ENTRY.kernel.__dict__, text=replace(ENTRY.kernel.text, **changes))
+    return replace(ENTRY, kernel=kernel, cases=tuple(replace(case, make=case.make) for case in ENTRY.cases[:1]))
+
+
+SOURCE = ENTRY.kernel.text.source
+
+
+@pytest.mark.parametrize(
+    ("gate", "old", "new"),
+    [
+        ("reference", "sum / D", "sum / (D - 1)"),
+        ("check mode", "normed[row + d]", "normed[row + d + 1]"),
+        ("schedules", "float scale =", "if (t == 0) partial[0] = 0; float scale = 1e-3f * partial[0] +"),
+        ("traffic budget", "float scale =", "float again = x[row]; sum += again * 0.0f; float scale ="),
+        ("address spaces", "float scale =", "device float* wrong = partial; sum += 0.0f * wrong[0]; float scale ="),
+    ],
+)
+def test_each_gate_fails_for_its_fault(gate, old, new):
+    assert old in SOURCE
+    entry = broken(source=SOURCE.replace(old, new))
+    assert gate in gates_of(entry)
+
+
+def test_the_unbroken_kernel_passes():
+    assert gates_of(broken()) == {}
+
+
+def test_a_kernel_without_a_budget_fails():
+    assert "no budget stored" in gates_of(replace(broken(), folder=ENTRY.folder.parent))["traffic budget"]
+
+
+def test_compare_knows_nan_infinity_and_integers():
+    exact = Tolerance(0, 0)
+    odd = mx.array([mx.nan, mx.inf, -mx.inf, 1.0])
+    assert compare(odd, odd, exact) == ""
+    assert "off by" in compare(odd, mx.array([mx.nan, mx.inf, -mx.inf, 1.5]), Tolerance(0.1, 0.1))
+    assert compare(odd, mx.array([0.0, mx.inf, -mx.inf, 1.0]), Tolerance(9, 9)) != ""
+    assert "differs in 1 of 2" in compare(mx.array([1, 2]), mx.array([1, 3]), Tolerance(9, 9))
+    assert "is (2,)" in compare(mx.array([1, 2]), mx.array([1]), exact)
+
+
+def test_budgets_allow_their_slack_only():
+    assert over_budget({"lines": 102}, {"lines": 100}, 0.02) == []
+    assert over_budget({"lines": 103}, {"lines": 100}, 0.02) == ["lines 103 > 100"]
+
+
+def test_list_gives_every_kernel():
+    result, record = invoke("list", "--json")
+    assert result.exit_code == 0
+    assert {row["kernel"] for row in record["kernels"]} == {entry.name for entry in all_entries()}
+    assert all("simulator" in row["targets"] for row in record["kernels"])
+    table, _ = invoke("list", "fused")
+    assert "residual_rms_norm" in table.stdout
+
+
+def test_check_reports_and_exits_with_zero():
+    result, record = invoke("check", "argmax_rows", "--json", "--seed", "3")
+    assert result.exit_code == 0
+    assert record["passed"]
+    assert {gate["dtype"] for gate in record["gates"]} == {"float32", "float16", "bfloat16"}
+    assert "checking argmax_rows float32" in result.stderr
+
+
+def test_check_exits_with_one_when_a_gate_fails(monkeypatch):
+    entry = broken(source=SOURCE.replace("sum / D", "sum / (D - 1)"))
+    monkeypatch.setattr(commands, "find_entries", lambda names: [replace(entry, dtypes=(mx.float32,))])
+    result, record = invoke("check", "--json")
+    assert result.exit_code == 1
+    assert not record["passed"]
+    assert "gates failed" in result.stderr
+
+
+def test_trace_counts_by_buffer_and_line(tmp_path):
+    result, record = invoke("trace", "residual_rms_norm", "--json", "--picture", str(tmp_path))
+    assert result.exit_code == 0
+    (traced,) = record["kernels"]
+    assert traced["over_budget"] == []
+    assert {flow["memory"] for flow in traced["buffers"]} >= {"x", "residual", "weight", "hidden", "normed"}
+    assert any("rounded" in flow["text"] for flow in traced["by_line"])
+    assert (tmp_path / "residual_rms_norm.svg").read_text().startswith("<?xml")
+
+
+def test_bench_measures_both_sides():
+    result, record = invoke("bench", "argmax_rows", "--rounds", "1", "--json")
+    assert result.exit_code == 0
+    (measured,) = record["results"]
+    assert measured["seconds"] > 0
+    assert measured["baseline_seconds"] > 0
+
+
+def test_unknown_names_are_refused():
+    result, _ = invoke("check", "no_such_kernel")
+    assert result.exit_code == 2
+    assert "no kernel or mechanism no_such_kernel; there are" in result.stderr
+    assert invoke("trace", "argmax_rows", "--dtype", "int8")[0].exit_code == 2
+    assert invoke("bench", "argmax_rows", "--target", "fpga")[0].exit_code == 1
+    with pytest.raises(ValueError, match="no kernel or mechanism x"):
+        find_entries(["x"])
+
+
+def test_budgets_are_written_beside_the_kernel(tmp_path):
+    entry = replace(ENTRY, folder=tmp_path)
+    registry.write_budget(entry, mx.float32, {"lines": 3})
+    registry.write_budget(entry, mx.float16, {"lines": 2})
+    assert entry.budget(mx.float32) == {"lines": 3}
+    assert entry.budget(mx.float16) == {"lines": 2}
+    assert entry.budget(mx.bfloat16) is None
