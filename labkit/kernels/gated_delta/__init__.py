@@ -1,7 +1,7 @@
 """Gated DeltaNet: linear attention whose state forgets by a gate and learns by the delta rule.
 
-A mixer is `scan_inputs`, then `gated_delta_update` (which is `scan` or `chunked`), then `gated_norm`; `decode_step` is all three for
-one to eight tokens. `scan_blocked` is the baseline.
+A mixer is `scan_inputs`, then `gated_delta_update` (which is `scan` or `chunked`), then `gated_norm`; `decode_step` is
+all three for one to eight tokens. `scan_blocked` is the baseline.
 """
 
 from labkit.kernels.gated_delta.chunks import Tensor, chunked

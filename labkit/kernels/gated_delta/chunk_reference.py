@@ -11,7 +11,11 @@ from labkit.kernels.signature import Launch
 
 
 def into_chunks(x: mx.array, spans: mx.array, chunk: int, repeats: int = 1) -> mx.array:
-    """[B, T, H, ...] as chunks from each row's first valid token on: [B * H * repeats, slots, chunk, ...], zero past its last one."""
+    """[B, T, H, ...] as chunks from each row's first valid token on, zero past its last one.
+
+    Returns:
+        [B * H * repeats, slots, chunk, ...]
+    """
     batch, length = x.shape[:2]
     slots = -(-length // chunk)
     first = mx.clip(spans[:, :1], 0, length)
@@ -45,8 +49,8 @@ def prepare(
         q, k: [..., C, Dk]. v: [..., C, Dv]. log_decay, beta: [..., C].
 
     Returns:
-        w = -T diag(beta exp(c)) K [..., C, Dk]; u = T diag(beta) V [..., C, Dv]; p_ij = exp(c_i - c_j) q_i . k_j for j <= i
-        [..., C, C]; exp(c) and exp(c_last - c) [..., C].
+        w = -T diag(beta exp(c)) K [..., C, Dk]; u = T diag(beta) V [..., C, Dv]; p_ij = exp(c_i - c_j) q_i . k_j for
+        j <= i [..., C, C]; exp(c) and exp(c_last - c) [..., C].
     """
     chunk = q.shape[-2]
     c = mx.cumsum(log_decay, axis=-1)
@@ -103,7 +107,7 @@ def _scatter(fragments: mx.array, index: mx.array, shape: tuple[int, int]) -> mx
 
 
 def _rounded_parts(fragments: mx.array, split: bool) -> mx.array:
-    """Fragments [heads, slots, ...] as they round to bf16, and with `split` what that left over: [heads, slots, parts, ...]."""
+    """Fragments [heads, slots, ...] rounded to bf16, and with `split` the remainder: [heads, slots, parts, ...]."""
     rounded = fragments.astype(mx.bfloat16).astype(mx.float32)
     return mx.stack([rounded, fragments - rounded] if split else [rounded], axis=2)
 
@@ -111,7 +115,9 @@ def _rounded_parts(fragments: mx.array, split: bool) -> mx.array:
 def _chunks_of(launch: Launch, arrays: list[mx.array], spans: mx.array, shared: int) -> list[mx.array]:
     template = dict(launch.template)
     repeats = template["HV"] // template["HK"]
-    return [into_chunks(x, spans, template.get("CHUNK", 32), repeats if i < shared else 1) for i, x in enumerate(arrays)]
+    return [
+        into_chunks(x, spans, template.get("CHUNK", 32), repeats if i < shared else 1) for i, x in enumerate(arrays)
+    ]
 
 
 def prepare_plain(launch: Launch) -> list[mx.array]:

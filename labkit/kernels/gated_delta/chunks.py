@@ -1,8 +1,9 @@
 """The chunked form: matrix products over 64 tokens at a time, and the state only between chunks.
 
-Within a chunk the delta rule is a triangular system. With c the summed log decay, A_ij = beta_i exp(c_i - c_j) k_i . k_j below the
-diagonal and T = (I + A)^-1 (the UT transform), the values that the tokens write are V' = T diag(beta) V - T diag(beta exp(c)) K S^T.
-`prepare` finds both factors for all chunks at once; the scan over chunks then takes a few matrix products each.
+Within a chunk the delta rule is a triangular system. With c the summed log decay, A_ij = beta_i exp(c_i - c_j) k_i.k_j
+below the diagonal and T = (I + A)^-1 (the UT transform), the values that the tokens write are
+V' = T diag(beta) V - T diag(beta exp(c)) K S^T. `PREPARE` finds both factors for all chunks at once; the scan over
+chunks then takes a few matrix products each.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Tensor(NamedTuple):
 
     Attributes:
         chunk: tokens, 32 or 64. simdgroups: of a threadgroup, 16 columns of the state each.
-        split: what is rounded to bf16 before a product is kept with its remainder, and multiplied twice or thrice: 2.4 times the
-            products, for errors close to those of fp32.
+        split: what is rounded to bf16 before a product is kept with its remainder, and multiplied twice or thrice: 2.4
+            times the products, for errors close to those of fp32.
     """
 
     chunk: int = 64
@@ -86,7 +87,12 @@ def prepare_call(
         "template": [("T", q.dtype), *shape.template()],
         "grid": (slots * 128, heads, 1),
         "threadgroup": (128, 1, 1),
-        "output_shapes": [(*chunks, shape.dk), (*chunks, shape.dv), (*chunks, PLAIN_CHUNK), (heads, slots, 2, PLAIN_CHUNK)],
+        "output_shapes": [
+            (*chunks, shape.dk),
+            (*chunks, shape.dv),
+            (*chunks, PLAIN_CHUNK),
+            (heads, slots, 2, PLAIN_CHUNK),
+        ],
         "output_dtypes": [mx.float32] * 4,
     }
 
@@ -108,7 +114,14 @@ def scan_chunks_call(
 
 
 def prepare_mma_call(
-    q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, spans: mx.array, shape: Shape, how: Tensor
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    log_decay: mx.array,
+    beta: mx.array,
+    spans: mx.array,
+    shape: Shape,
+    how: Tensor,
 ) -> dict:
     """The arguments of `PREPARE_MMA`: chunks in the order of tensor-core fragments."""
     chunk, parts = how.chunk, 2 if how.split else 1
@@ -162,14 +175,15 @@ def chunked(
 ) -> tuple[mx.array, mx.array]:
     """The gated delta rule by matrix products over chunks of tokens: what `scan` computes, in another order of sums.
 
-    Two launches: one over all chunks at once, one that carries the state from chunk to chunk. Cut into calls at multiples of
-    the chunk's tokens, a sequence gives the same bits; elsewhere other roundings.
+    Two launches: one over all chunks at once, one that carries the state from chunk to chunk. Cut into calls at
+    multiples of the chunk's tokens, a sequence gives the same bits; elsewhere other roundings.
 
     Args:
         q, k, v, log_decay, beta, state, spans: as for `scan`; Dk at most 192.
-        tensor: use the tensor-core kernels (bfloat16, 128 x 128), and how; by default where CUDA has them and the inputs fit.
-            They multiply in bf16 with fp32 sums: root-mean-square errors near 4e-3 of y and 3e-3 of the state, where bf16's own
-            rounding of y is 1.7e-3. The others multiply in fp32.
+        tensor: use the tensor-core kernels (bfloat16, 128 x 128), and how; by default where CUDA has them and the
+        inputs fit.
+            They multiply in bf16 with fp32 sums: root-mean-square errors near 4e-3 of y and 3e-3 of the state, where
+            bf16's own rounding of y is 1.7e-3. The others multiply in fp32.
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
@@ -178,8 +192,8 @@ def chunked(
     Raises:
         ValueError: shapes or dtypes that do not fit.
 
-    Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule (arXiv 2406.06484) and Gated Delta Networks (arXiv
-    2412.06464); flash-linear-attention's gated_delta_rule has the same two parts.
+    Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule (arXiv 2406.06484) and Gated Delta
+    Networks (arXiv 2412.06464); flash-linear-attention's gated_delta_rule has the same two parts.
     """
     shape, spans = check_scan_inputs(q, k, v, log_decay, beta, state, spans)
     if tensor is None:

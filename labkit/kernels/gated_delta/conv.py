@@ -114,9 +114,9 @@ def scan_inputs(
 ) -> ScanInputs:
     """From the input projections to what `scan` takes.
 
-    A depthwise causal convolution over four tokens with SiLU; then q and k are divided by their length and q by sqrt(Dk);
-    log_decay = -exp(a_log) softplus(a + dt_bias) and beta = sigmoid(b). In fp32, rounded once. Pads do not exist: a row's first
-    valid token follows its tail directly, and the new tail holds its last three valid tokens.
+    A depthwise causal convolution over four tokens with SiLU; then q and k are divided by their length and q by
+    sqrt(Dk); log_decay = -exp(a_log) softplus(a + dt_bias) and beta = sigmoid(b). In fp32, rounded once. Pads do not
+    exist: a row's first valid token follows its tail directly, and the new tail holds its last three valid tokens.
 
     Args:
         qkv: [B, T, C], float32, float16 or bfloat16, C = 2 Hk Dk + Hv Dv: all queries, all keys, all values.
@@ -129,8 +129,8 @@ def scan_inputs(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        q, k [B, T, Hk, Dk] and v [B, T, Hv, Dv] in qkv's dtype, log_decay and beta [B, T, Hv] in float32, all zero at pads; and
-        the new tail.
+        q, k [B, T, Hk, Dk] and v [B, T, Hv, Dv] in qkv's dtype, log_decay and beta [B, T, Hv] in float32, all zero at
+        pads; and the new tail.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
@@ -142,6 +142,7 @@ def scan_inputs(
 
 
 def tail_after(qkv: mx.array, tail: mx.array, kept: mx.array) -> mx.array:
-    """The conv tail when only the first `kept` [B] tokens of qkv [B, T, C] stay, after a verification of drafted tokens."""
+    """The conv tail when only the first `kept` [B] tokens of qkv [B, T, C] stay, after a verification of drafted
+    tokens."""
     positions = kept.astype(mx.int32)[:, None, None] + mx.arange(reference.CONV_TAPS - 1)[None, :, None]
     return mx.take_along_axis(mx.concatenate([tail, qkv], axis=1), positions, axis=1)

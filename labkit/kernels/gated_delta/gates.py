@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from labkit.kernels.gated_delta import reference
@@ -18,10 +20,10 @@ from labkit.kernels.gated_delta.chunks import (
 )
 from labkit.kernels.gated_delta.conv import CONV, conv_call
 from labkit.kernels.gated_delta.norm import GATED_NORM, gated_norm_call
-from labkit.kernels.gated_delta.recurrence import PLAIN, SCAN, SCAN_BLOCKED, Layout, scan_blocked_call, scan_call
+from labkit.kernels.gated_delta.recurrence import SCAN, SCAN_BLOCKED, Layout, scan_blocked_call, scan_call
 from labkit.kernels.gated_delta.shapes import check_scan_inputs
 from labkit.kernels.gated_delta.step import STEP, step_call
-from labkit.kernels.registry import Case, Entry, Tolerance
+from labkit.kernels.registry import Bench, Case, Entry, Tolerance
 from labkit.kernels.signature import Launch
 
 
@@ -70,6 +72,22 @@ def _scan(sizes: tuple[int, ...], layout: Layout | None = None, spans: list | No
         return SCAN.launch(**scan_call(*scan_inputs(*sizes, dtype), _spans(spans), layout=layout))
 
     return make
+
+
+def _mlx_update(launch: Launch) -> list[mx.array]:
+    q, k, v, log_decay, beta, state, _, _ = launch.inputs
+    return mx.fast.gated_delta_update(q, k, v, mx.exp(log_decay), beta, state)
+
+
+def _bench_scan(length: int, baseline: Callable[[Launch], list[mx.array]] | None = None) -> Bench:
+    heads, dim = 32, 128
+    return Bench(
+        f"{length} tokens, 16/{heads} heads of {dim}",
+        _scan((1, length, heads // 2, heads, dim, dim)),
+        baseline,
+        bytes=length * heads * (3 * dim * 2 + 8) + 8 * heads * dim * dim,
+        operations=7 * length * heads * dim * dim,
+    )
 
 
 def _blocked(sizes: tuple[int, ...], spans: list | None = None):
@@ -139,11 +157,11 @@ ENTRIES = [
         SCAN,
         cases=(
             Case("17 tokens, 1/2 heads of 128", _scan((1, 17, 1, 2, 128, 128))),
-            Case("plain, 5 tokens, 1/1 heads of 128", _scan((1, 5, 1, 1, 128, 128), PLAIN)),
-            Case("pads left, right and all, 64 x 96", _scan((3, 18, 1, 2, 64, 96), None, PADS)),
+            Case("pads left, right and all", _scan((3, 18, 1, 2, 128, 128), None, PADS)),
         ),
         summary="Gated DeltaNet scan, state in registers",
         tolerance=TOLERANCE,
+        benches=(_bench_scan(64, _mlx_update), _bench_scan(4096)),
     ),
     Entry(
         SCAN_BLOCKED,
@@ -193,7 +211,7 @@ ENTRIES = [
         CONV,
         cases=(
             Case("10 tokens, 1/2 heads of 128", _conv((1, 10, 1, 2, 128, 128))),
-            Case("pads left, right and all, 64 x 96", _conv((3, 18, 1, 3, 64, 96), PADS)),
+            Case("pads left, right and all", _conv((3, 18, 1, 2, 128, 128), PADS)),
         ),
         summary="Gated DeltaNet's convolution, norms and gates in one pass",
     ),

@@ -148,8 +148,8 @@ def scan_blocked(
 ) -> tuple[mx.array, mx.array]:
     """`scan` with the state in device memory: the baseline of what registers save.
 
-    It moves the state twice for each `tokens` tokens: at 2,048 tokens and 32 heads of 128 x 128, 256 MiB. Arguments, results and
-    errors are those of `scan`.
+    It moves the state twice for each `tokens` tokens: at 2,048 tokens and 32 heads of 128 x 128, 256 MiB. Arguments,
+    results and errors are those of `scan`.
     """
     call = scan_blocked_call(q, k, v, log_decay, beta, state, spans, tokens=tokens)
     return tuple(SCAN_BLOCKED(**call, target=target))
@@ -169,8 +169,8 @@ def scan(
 ) -> tuple[mx.array, mx.array]:
     """The gated delta rule over the tokens of each row, in order.
 
-    S_t = exp(log_decay_t) S_(t-1) + beta_t (v_t - exp(log_decay_t) S_(t-1) k_t) k_t^T and y_t = S_t q_t. Tokens give the same bits however
-    a sequence is cut into calls.
+    With g = exp(log_decay): S_t = g_t S_(t-1) + beta_t (v_t - g_t S_(t-1) k_t) k_t^T and y_t = S_t q_t. Tokens give the
+    same bits however a sequence is cut into calls.
 
     Args:
         q, k: [B, T, Hk, Dk], float32, float16 or bfloat16; normalised, the factor Dk^-0.5 already in q.
@@ -182,8 +182,8 @@ def scan(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        y [B, T, Hv, Dv] in q's dtype, zero where a token does not count, and the new state; a row without tokens keeps its
-        state bit for bit.
+        y [B, T, Hv, Dv] in q's dtype, zero where a token does not count, and the new state; a row without tokens keeps
+        its state bit for bit.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.

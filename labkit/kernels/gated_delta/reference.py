@@ -1,7 +1,8 @@
 """Gated DeltaNet in plain MLX operations, in fp32: the oracles of the kernels, and the mechanism to read first.
 
-Names as in the paper: a head keeps a state S [Dv, Dk] that maps keys to values. Each token first forgets a little (decay), then
-replaces what S answers to its key by its value, as far as beta says (the delta rule), then asks S with its query.
+Names as in the paper: a head keeps a state S [Dv, Dk] that maps keys to values. Each token first forgets a little
+(decay), then replaces what S answers to its key by its value, as far as beta says (the delta rule), then asks S with
+its query.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def l2_norm(x: mx.array) -> mx.array:
 def causal_conv(x: mx.array, tail: mx.array, weight: mx.array, spans: mx.array) -> tuple[mx.array, mx.array]:
     """SiLU of a depthwise convolution over the last four tokens, fp32, and the last three tokens for the next call.
 
-    Pads do not exist: the first valid token of a row follows its tail directly, and the new tail ends with the last valid one.
+    Pads do not exist: the first valid token of a row follows its tail directly, and the new tail ends with the last
+    valid one.
 
     Args:
         x: [B, T, C]. tail: [B, 3, C]. weight: [C, 4]. spans: [B, 2].
@@ -112,7 +114,8 @@ def layer_inputs(
     dt_bias: mx.array,
     spans: mx.array,
 ) -> list[mx.array]:
-    """q, k, v, log_decay, beta, all zero at pads, and the new tail, fp32; head counts and sizes from the launch's template."""
+    """q, k, v, log_decay, beta, all zero at pads, and the new tail, fp32; head counts and sizes from the launch's
+    template."""
     template = dict(launch.template)
     hk, hv, dk, dv = (template[name] for name in ("HK", "HV", "DK", "DV"))
     batch, tokens = qkv.shape[:2]

@@ -45,8 +45,8 @@ def row_spans(
 def mask_spans(mask: mx.array) -> mx.array:
     """Spans from a mask [B, T], true where a token counts; the true ones of a row must be neighbours.
 
-    A row without any gets the span [0, 0). Holes are not seen (that would need the values on the host): tokens between a row's first
-    and last true one all count.
+    A row without any gets the span [0, 0). Holes are not seen (that would need the values on the host): tokens between
+    a row's first and last true one all count.
     """
     flags = mask.astype(mx.int32)
     first = mx.argmax(flags, axis=1).astype(mx.int32)

@@ -107,10 +107,11 @@ def decode_step(
     each: bool = False,
     target: str | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """One to eight tokens of B rows through a Gated DeltaNet mixer: `scan_inputs`, `scan` and `gated_norm` in one launch.
+    """One to eight tokens of B rows through a Gated DeltaNet mixer: `scan_inputs`, `scan` and `gated_norm` in one
+    launch.
 
-    The three launches' results bit for bit, without their traffic: a row's state is read and written once, the rest stays on
-    the chip.
+    On a device, the three launches' results bit for bit without their traffic: a row's state is read and written once,
+    the rest stays on the chip.
 
     Args:
         qkv, a, b, tail, weight, a_log, dt_bias, spans, heads, dims: as for `scan_inputs`, T at most 8.
@@ -120,8 +121,8 @@ def decode_step(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        out [B, T, Hv, Dv] in qkv's dtype, zero at pads; the new state [B, Hv, Dv, Dk], or [B, T, Hv, Dv, Dk] with `each`; the new
-        tail. A row without valid tokens keeps state and tail bit for bit.
+        out [B, T, Hv, Dv] in qkv's dtype, zero at pads; the new state [B, Hv, Dv, Dk], or [B, T, Hv, Dv, Dk] with
+        `each`; the new tail. A row without valid tokens keeps state and tail bit for bit.
 
     Raises:
         ValueError: shapes or dtypes that do not fit, or too many tokens.

@@ -10,8 +10,8 @@ from labkit.kernels.gated_delta.shapes import check_scan_inputs
 from labkit.kernels.targets import device_target
 
 CHUNKED_FROM = 256
-"""Tokens from which tensor cores are taken on CUDA. The two launches and the first chunk cost about as much as a scan of 200 tokens
-(predicted: 25 us and 130 ns a token; `bench.py` measures both sides)."""
+"""Tokens from which tensor cores are taken on CUDA. The two launches and the first chunk cost about as much as a scan
+of 200 tokens (predicted: 25 us and 130 ns a token; `bench.py` measures both sides)."""
 
 
 def gated_delta_update(
@@ -33,8 +33,8 @@ def gated_delta_update(
         invariant: always scan, so that no bit depends on how tokens are cut into calls.
 
     Returns:
-        y and the new state, as `scan`. The chunked form keeps what it rounds to bf16 with its remainder: y differs from the scan's by
-        its own rounding, the state by less than 1e-5 of its size.
+        y and the new state, as `scan`. The chunked form keeps what it rounds to bf16 with its remainder: y differs from
+        the scan's by its own rounding, the state by less than 1e-5 of its size.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
