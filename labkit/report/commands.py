@@ -148,23 +148,21 @@ def _tell(step: Any) -> None:
 
 
 def _report_tables(result: dict[str, Any], output: Path) -> list[Any]:
+    from labkit.report.records import readable
+
     runs = [
         (n["notebook"], "passed" if n["passed"] else "failed", n["seconds"], n["cells"]) for n in result["notebooks"]
     ]
     records = [
-        (r["notebook"].removesuffix(".ipynb"), r["name"], r["basis"], _values(r["values"])) for r in result["records"]
+        (one["notebook"].removesuffix(".ipynb"), one["name"], one["basis"], name.replace("_", " "), readable(value))
+        for one in result["records"]
+        for name, value in one["values"].items()
     ]
     return [
         console.table("Notebooks", ["notebook", "state", "seconds", "cells"], runs),
-        console.table("Results", ["notebook", "result", "basis", "values"], records),
+        console.table("Results", ["notebook", "result", "basis", "what", "value"], records),
         f"Executed notebooks, summary.md and summary.json are in {output}",
     ]
-
-
-def _values(values: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-    )
 
 
 def _fail_for(outcomes: list[Any]) -> None:

@@ -44,7 +44,7 @@ def show(parameters: Mapping[str, Any] | None = None) -> None:
     """Print the provenance in a few lines, as the first thing a notebook says."""
     found = collect(parameters)
     commit = found["commit"][:12] + (" with changes" if found["changed"] else "") if found["commit"] else "no clone"
-    packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())
+    packages = ", ".join(f"{name} {number}" for name, number in list(found["packages"].items())[:4])
     memory = found["device"]["memory_bytes"] / 2**30
     print(f"labkit {found['labkit']} ({commit}), Python {found['python']} on {found['system']}")
     print(packages)

@@ -29,7 +29,7 @@ class Record:
 
     def __str__(self) -> str:
         width = max(map(len, self.values))
-        lines = (f"  {key:{width}}  {_short(value)}" for key, value in self.values.items())
+        lines = (f"  {key:{width}}  {readable(value)}" for key, value in self.values.items())
         return "\n".join([f"{self.name} ({self.basis})", *lines])
 
 
@@ -92,5 +92,16 @@ def _plain(value: Any, where: str) -> Any:
     raise TypeError(f"{where} is a {type(value).__name__}: a record holds numbers, strings, booleans, lists and dicts")
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def readable(value: Any) -> str:
+    """A record's value as text: four digits, thousands separated, sizes in order of size."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(readable, value))
+    # Notebook files keep keys in alphabetical order, which is no order for sizes.
+    keys = sorted(value, key=lambda key: (0, float(key), "") if key.replace(".", "", 1).isdigit() else (1, 0.0, key))
+    return ", ".join(f"{key}: {readable(value[key])}" for key in keys)

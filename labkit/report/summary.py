@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.report import provenance
 from labkit.report.executed import write_text
-from labkit.report.records import Record
+from labkit.report.records import Record, readable
 from labkit.report.runner import Outcome
 
 BASES = ("measured", "predicted", "counted", "published", "checked")
@@ -73,23 +73,9 @@ def as_markdown(summary: dict[str, Any]) -> str:
 def _records(records: list[Record]) -> list[str]:
     lines = ["| result | basis | values |", "|---|---|---|"]
     for record in sorted(records, key=lambda record: BASES.index(record.basis)):
-        values = "; ".join(f"{key.replace('_', ' ')}: **{_cell(_number(v))}**" for key, v in record.values.items())
+        values = "; ".join(f"{key.replace('_', ' ')}: **{_cell(readable(v))}**" for key, v in record.values.items())
         lines.append(f"| {_cell(record.name)} | {record.basis} | {values} |")
     return lines
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(map(_number, value))
-    # Notebook files keep keys in alphabetical order, which is no order for sizes.
-    keys = sorted(value, key=lambda key: (0, float(key), "") if key.replace(".", "", 1).isdigit() else (1, 0.0, key))
-    return ", ".join(f"{key}: {_number(value[key])}" for key in keys)
 
 
 def _cell(text: str) -> str:

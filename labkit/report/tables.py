@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Show a table in the notebook; every column but the first is right-aligned."""
+    """Show a table in the notebook; columns of numbers are right-aligned."""
     from IPython.display import display
 
     text = as_markdown(title, columns, rows)
@@ -20,12 +21,18 @@ def as_markdown(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     Raises:
         ValueError: a row whose length is not that of `columns`.
     """
-    lines = [f"**{title}**", "", _row(columns), "|---|" + "---:|" * (len(columns) - 1)]
+    rows = [list(row) for row in rows]
     for row in rows:
         if len(row) != len(columns):
-            raise ValueError(f"the row {list(row)} has {len(row)} entries, the table {len(columns)} columns")
-        lines.append(_row(row))
-    return "\n".join(lines)
+            raise ValueError(f"the row {row} has {len(row)} entries, the table {len(columns)} columns")
+    numeric = [bool(rows) and all(_is_number(row[index]) for row in rows) for index in range(len(columns))]
+    rule = "|" + "".join("---:|" if right else "---|" for right in numeric)
+    return "\n".join([f"**{title}**", "", _row(columns), rule, *map(_row, rows)])
+
+
+def _is_number(cell: Any) -> bool:
+    """Whether a cell is a number, perhaps with a unit or a percent sign behind it."""
+    return bool(re.match(r"^[-+]?[\d,]*\.?\d+(e[-+]?\d+)?\s*\D*$", str(cell)))
 
 
 def _row(cells: Sequence[Any]) -> str:
