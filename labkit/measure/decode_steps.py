@@ -1,4 +1,4 @@
-"""What decode steps and a prompt really take, for a model that speaks mlx-lm's interface."""
+"""What decode steps and a prompt really take."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+
+from labkit.models.contract import Model
+from labkit.models.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -34,44 +37,48 @@ class StepTimes:
         return min(self.decode)
 
 
-def time_steps(model: Any, *, context: int, steps: int, vocab_size: int, chunk: int = 512, seed: int = 0) -> StepTimes:
+def time_steps(model: Model, *, context: int, steps: int, chunk: int = 512, seed: int = 0) -> StepTimes:
     """Read a random prompt of `context` tokens and then decode `steps` tokens greedily, one row, timing each.
 
     Every step's token is read by the host before the next one starts, so a step holds its whole latency. One prompt
     chunk and one step beforehand are not counted (compilation).
 
     Args:
-        model: an mlx-lm module.
+        model: a labkit model.
         context, steps: at least 1.
-        vocab_size: tokens are drawn below it.
         chunk: tokens of the prompt per forward.
         seed: of the prompt.
     """
     if context < 1 or steps < 1:
         raise ValueError(f"context and steps must be at least 1, not {context} and {steps}")
-    from mlx_lm.models.cache import make_prompt_cache
+    prompt = mx.random.randint(0, model.vocab_size, (1, context), key=mx.random.key(seed))
+    _read(model, prompt[:, :8], model.make_caches(), chunk)
+    mx.eval(_next(model, prompt[:, :1], model.make_caches(), 0))
 
-    prompt = mx.random.randint(0, vocab_size, (1, context), key=mx.random.key(seed))
-    mx.eval(model.parameters(), prompt)
-    model.eval()
-    cold = make_prompt_cache(model)
-    for tokens in (prompt[:, : min(context, 8)], prompt[:, :1]):
-        mx.eval(model(tokens, cache=cold))
-
-    cache = make_prompt_cache(model)
+    caches = model.make_caches()
     start = time.perf_counter()
-    for first in range(0, context, chunk):
-        logits = model(prompt[:, first : first + chunk], cache=cache)
-        mx.eval(logits)
+    token = _read(model, prompt, caches, chunk)
     prefill = time.perf_counter() - start
-    decode, token = [], mx.argmax(logits[:, -1:], axis=-1)
-    mx.eval(token)
-    for _ in range(steps):
+    decode = []
+    for position in range(context, context + steps):
         start = time.perf_counter()
-        token = mx.argmax(model(token, cache=cache)[:, -1:], axis=-1)
+        token = _next(model, token, caches, position)
         token.item()
         decode.append(time.perf_counter() - start)
     return StepTimes(tuple(decode), prefill, context)
+
+
+def _read(model: Model, prompt: mx.array, caches: list, chunk: int) -> mx.array:
+    """Read a prompt in chunks; gives the likeliest next token, computed, [1, 1]."""
+    for first in range(0, prompt.shape[1], chunk):
+        token = _next(model, prompt[:, first : first + chunk], caches, first)
+        mx.eval(token)
+    return token
+
+
+def _next(model: Model, tokens: mx.array, caches: list, position: int) -> mx.array:
+    output = model(tokens, caches, Rows.single(position), logits="last")
+    return mx.argmax(output.logits, axis=-1)
 
 
 def time_matrices(model: Any, *, top_k: int, rounds: int = 8) -> float:

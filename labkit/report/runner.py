@@ -172,6 +172,8 @@ def _start(source: Path, output: Path, values: dict, timeouts: dict, events: que
         "IPYTHONDIR": str(here / "ipython"),
         "JUPYTER_RUNTIME_DIR": str(here / "runtime"),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        # Its remarks on a config it does not know whole would stand in the page as warnings.
+        "TRANSFORMERS_VERBOSITY": "error",
         STATIC_VARIABLE: "1",
     }
     process = subprocess.Popen(

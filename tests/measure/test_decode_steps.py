@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.measure import built_model, decode_steps, model_costs, published
+from labkit.models.adapter import Adapter
 
 CONFIG = {
     "model_type": "qwen3_5_moe",
@@ -46,13 +47,13 @@ def test_every_matrix_of_a_step_is_timed(tied: bool, quantised: bool) -> None:
 
 
 def test_steps_are_timed_after_a_prompt_in_chunks() -> None:
-    model = built_model.build(CONFIG, dtype="float32")
-    times = decode_steps.time_steps(model, context=20, steps=5, vocab_size=320, chunk=8)
+    model = Adapter(built_model.build(CONFIG, dtype="float32"), CONFIG)
+    times = decode_steps.time_steps(model, context=20, steps=5, chunk=8)
     assert len(times.decode) == 5
     assert 0 < times.decode_best <= times.decode_median
     assert times.prefill > 0
     with pytest.raises(ValueError, match="context and steps must be at least 1"):
-        decode_steps.time_steps(model, context=0, steps=1, vocab_size=320)
+        decode_steps.time_steps(model, context=0, steps=1)
 
 
 def test_published_figures_carry_machine_and_source() -> None:

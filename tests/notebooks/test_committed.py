@@ -40,6 +40,7 @@ def test_outputs_are_what_it_prints_when_run_anew(notebook: Path, tmp_path: Path
     command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "--nbval-sanitize-with", str(SANITIZE)]
     command += ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(notebook.parent), str(notebook)]
     environment = os.environ | {"IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path), "LABKIT_STATIC": "1"}
+    environment["TRANSFORMERS_VERBOSITY"] = "error"
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=notebook.parent.parent)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
