@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.kernels.quantized_matmul import FEW_ROWS, MANY_ROWS, Packed, choose_variant, quantized_matmul
+from labkit.kernels.quantized_matmul import FEW_ROWS, MANY_ROWS, Packed, choose_variant, native, quantized_matmul
 from labkit.kernels.quantized_matmul.gates import random_packed
 from labkit.kernels.quantized_matmul.launches import few_rows_call, many_rows_call, split_for, tile_for
 
@@ -72,6 +72,17 @@ def test_a_splitting_over_simdgroups_stays_within_rounding(weights):
         assert mx.all(mx.abs(got - want) <= 2**-8 * mx.abs(want) + 1e-4).item(), options
 
 
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (8, 64)])
+@pytest.mark.parametrize("variant", ["few_rows", "many_rows"])
+def test_the_cpus_own_functions(variant, bits, group, monkeypatch):
+    monkeypatch.setattr(native, "BLOCK_BYTES", 4 * 512 * 7)  # blocks of 7 rows: the last is smaller
+    mx.random.seed(bits + group)
+    packed = random_packed(30, 512, mx.float32, bits, group)
+    x = mx.random.normal((3, 512))
+    got = quantized_matmul(x, packed, variant=variant, target="native")
+    np.testing.assert_allclose(np.array(got), np.array(exact(x, packed)), rtol=1e-5, atol=1e-4)
+
+
 def test_scales_of_another_dtype_than_x(weights):
     x = rows(2, mx.float32)
     got = quantized_matmul(x, weights, variant="few_rows", target="simulator")
@@ -90,7 +101,8 @@ def test_scales_of_another_dtype_than_x(weights):
         (1, mx.bfloat16, "metal", "mlx"),
         (4, mx.bfloat16, "metal", "few_rows"),
         (512, mx.bfloat16, "metal", "mlx"),
-        (1, mx.bfloat16, None, "mlx"),
+        (1, mx.bfloat16, None, "few_rows"),
+        (64, mx.bfloat16, None, "many_rows"),
         (512, mx.bfloat16, "simulator", "many_rows"),
     ],
 )

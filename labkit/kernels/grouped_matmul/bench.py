@@ -1,4 +1,4 @@
-"""The experts' products at Qwen3.6-35B-A3B's sizes: tiles against each other, MLX's gathered, torch's grouped product."""
+"""The experts' products at Qwen3.6-35B-A3B's sizes: tiles against each other, MLX's and torch's grouped products."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ TILES = (
     (2048, 128, 3),
 )
 DECODE = (
-    (1, {"simds": 4, "unroll": 2}, {"simds": 8, "unroll": 4}),
-    (1, {"simds": 8, "unroll": 2}, {"simds": 4, "unroll": 4}),
-    (1, {"simds": 2, "unroll": 4}, {"simds": 8, "unroll": 2}),
-    (4, {"simds": 4, "unroll": 2}, {"simds": 8, "unroll": 4}),
-    (8, {"simds": 4, "unroll": 2}, {"simds": 8, "unroll": 4}),
+    (1, {"simds": 8, "unroll": 2}, {"simds": 8, "unroll": 4}),
+    (1, {"simds": 4, "unroll": 4}, {"simds": 4, "unroll": 4}),
+    (1, {"simds": 4, "unroll": 2}, {"simds": 16, "unroll": 2}),
+    (4, {"simds": 8, "unroll": 2}, {"simds": 8, "unroll": 4}),
+    (8, {"simds": 8, "unroll": 2}, {"simds": 8, "unroll": 4}),
 )
 
 # Predicted before any run: TFLOP/s of a tile of so many rows where each expert has enough.

@@ -163,8 +163,8 @@ def decode_gate_up_call(
     _same_shape(gate, up)
     _check(x, gate, form, "x", up)
     _check_indices(indices, x.shape[0])
-    chosen = split_for(-(-gate.k * gate.bits // 512))
-    simds, unroll = simds or chosen[0], unroll or -(-chosen[1] // 2)
+    chosen = split_for(-(-gate.k * gate.bits // 512), in_flight=2)
+    simds, unroll = simds or chosen[0], unroll or chosen[1]
     return {
         "inputs": [x, *gate.arrays, *up.arrays, indices],
         "template": [("T", x.dtype), *gate.template, ("TOPK", indices.shape[1]), ("SIMDS", simds)]

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from labkit.kernels.headers import TILES
 from labkit.kernels.launch import Kernel
-from labkit.kernels.quantized_matmul import reference
+from labkit.kernels.quantized_matmul import native, reference
 from labkit.kernels.quantized_matmul.packed import Packed, forms
 
 FEW = 8
@@ -17,7 +17,9 @@ FEW = 8
 _FOLDER = Path(__file__).parent
 
 
-def tile_kernels(path: Path, inputs: list[str], outputs: list[str], paired: bool, oracle) -> dict[str, Kernel]:
+def tile_kernels(
+    path: Path, inputs: list[str], outputs: list[str], paired: bool, oracle, native=None
+) -> dict[str, Kernel]:
     """A text over `Tile` in both forms, by name of the form."""
     arguments = f"<T, S, BITS, GROUP, K, N, BM, STAGES, {str(paired).lower()}>"
     return {
@@ -28,12 +30,15 @@ def tile_kernels(path: Path, inputs: list[str], outputs: list[str], paired: bool
             f"using Tile = {tile}{arguments};\n{path.read_text()}",
             header=TILES,
             reference=oracle,
+            native=native,
         )
         for form, tile in (("plain", "TileBySimdgroup"), ("tensor", "TileByTensor"))
     }
 
 
-def row_kernels(path: Path, inputs: list[str], outputs: list[str], sizes: str, oracle) -> dict[str, Kernel]:
+def row_kernels(
+    path: Path, inputs: list[str], outputs: list[str], sizes: str, oracle, native=None
+) -> dict[str, Kernel]:
     """A text over `FewRows` in both forms. `sizes`: its arguments M, ROUTED, SLOTS and PARTS, as words of the text."""
     rows, *rest = sizes.split()
     others = ", ".join(rest)
@@ -45,6 +50,7 @@ def row_kernels(path: Path, inputs: list[str], outputs: list[str], sizes: str, o
             f"using FewRows = {start}, {rows}, BITS, GROUP, K, N, {others}, SIMDS{end}>;\n{path.read_text()}",
             header=TILES,
             reference=oracle,
+            native=native,
         )
         for form, start, end in (
             ("plain", "FewRowsByLanes<T, S", ""),
@@ -54,18 +60,20 @@ def row_kernels(path: Path, inputs: list[str], outputs: list[str], sizes: str, o
 
 
 _NAMES = (["x", "w", "scales", "biases"], ["y"])
-FEW_ROWS = row_kernels(_FOLDER / "few_rows.metal", *_NAMES, "M false 1 PARTS", reference.quantized_matmul)
-MANY_ROWS = tile_kernels(_FOLDER / "many_rows.metal", *_NAMES, False, reference.quantized_matmul)
+FEW_ROWS = row_kernels(
+    _FOLDER / "few_rows.metal", *_NAMES, "M false 1 PARTS", reference.quantized_matmul, native.few_rows
+)
+MANY_ROWS = tile_kernels(_FOLDER / "many_rows.metal", *_NAMES, False, reference.quantized_matmul, native.many_rows)
 
 
-def split_for(steps: int) -> tuple[int, int]:
-    """Simdgroups and steps in flight of a threadgroup whose 16 rows take `steps` steps of 64 bytes each.
+def split_for(steps: int, in_flight: int = 4) -> tuple[int, int]:
+    """Simdgroups of a threadgroup whose 16 rows take `steps` steps of 64 bytes each, and steps each has in flight.
 
-    A simdgroup has all its steps in flight if they are at most four: about 4 KB, and 20 such simdgroups fit on a
-    multiprocessor of an H200, three times what covers its latency.
+    Four steps are 4 KB in the registers of a simdgroup, 80 of them a thread: 24 simdgroups fit on a multiprocessor of
+    an H200, with four times the bytes in flight that cover its latency; all rows of N = 12288 run at once.
     """
-    simds = 8 if steps >= 64 else 4 if steps >= 8 else 2
-    return simds, min(4, -(-steps // simds))
+    simds = next((simds for simds in (2, 4) if steps <= in_flight * simds), 8)
+    return simds, min(in_flight, -(-steps // simds))
 
 
 def few_rows_call(
