@@ -151,10 +151,16 @@ def _read_weights(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) 
 def _read_tokenizer(folder: Path) -> Tokenizer:
     from mlx_lm.tokenizer_utils import load as load_tokenizer
     from mlx_lm.utils import load_config
+    from transformers.utils import logging
 
+    verbosity = logging.get_verbosity()
+    # transformers reads the model's config beside the tokenizer, and remarks on keys that only models use.
+    logging.set_verbosity_error()
     try:
         # generation_config.json, where there is one, has the last word on the end tokens.
         return Tokenizer(load_tokenizer(folder, eos_token_ids=load_config(folder).get("eos_token_id")))
     except Exception as error:  # transformers raises what its tokenizer classes chose
         reason = str(error).strip().split("\n")[0]
         raise LoadError(f"the tokenizer in {folder} cannot be read ({reason[:300]})") from error
+    finally:
+        logging.set_verbosity(verbosity)
