@@ -4,7 +4,7 @@ SHELL := /bin/sh
 RUN := .venv/bin/
 SYNCED := .venv/.labkit-synced
 
-.PHONY: help report test lab book lint notebooks test-nightly test-cuda clean clean-venv
+.PHONY: help report test lab book lint notebooks test-nightly test-cuda sanitize-cuda clean clean-venv
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -37,6 +37,10 @@ test-nightly: $(SYNCED) ## The tests that are too long for every run
 
 test-cuda: ## Every kernel on an NVIDIA GPU (needs MLX's CUDA build)
 	@python3 -m pytest -m cuda tests/kernels
+
+sanitize-cuda: ## The same under compute-sanitizer: bad memory accesses, then races
+	@compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m pytest -m cuda tests/kernels
+	@compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m pytest -m cuda tests/kernels
 
 clean: ## Remove what the commands made, but not .venv
 	rm -rf reports book/_build build dist

@@ -19,11 +19,12 @@ from labkit.kernels.signature import Launch, MetalText, parameters, template_lin
 
 VOCABULARY = Path(__file__).with_name("address_spaces.h")
 
-_WARNINGS_OFF = (
-    "unused sign-compare undefined-internal undefined-inline missing-braces unknown-pragmas parentheses".split()
-)
+_WARNINGS_OFF = [
+    *("unused", "sign-compare", "parentheses", "missing-braces"),
+    *("unknown-pragmas", "undefined-internal", "undefined-inline"),
+]
 _FLAGS = [
-    *("-xc++ -std=c++17 -fsyntax-only -nostdinc -nostdinc++ -Wall -ferror-limit=10".split()),
+    *("-xc++", "-std=c++17", "-fsyntax-only", "-nostdinc", "-nostdinc++", "-Wall", "-ferror-limit=10"),
     *(f"-Wno-{warning}" for warning in _WARNINGS_OFF),
 ]
 

@@ -82,7 +82,7 @@ def compile_with_nvcc(source: str, folder) -> str:
     path.write_text(source)
     done = subprocess.run(
         [
-            *"nvcc -std=c++20 -arch=sm_90a -ptx --expt-relaxed-constexpr --extended-lambda -w".split(),
+            *("nvcc", "-std=c++20", "-arch=sm_90a", "-ptx", "-w", "--expt-relaxed-constexpr", "--extended-lambda"),
             *(str(path), "-o", str(folder / "kernel.ptx")),
         ],
         capture_output=True,

@@ -202,9 +202,9 @@ def count_traffic(
 
 
 _COUNTERS = (
-    "threadgroups threads barriers simd_barriers simd_operations atomics "
-    "threadgroup_bytes threadgroup_read threadgroup_written"
-).split()
+    *("threadgroups", "threads", "barriers", "simd_barriers", "simd_operations", "atomics"),
+    *("threadgroup_bytes", "threadgroup_read", "threadgroup_written"),
+)
 
 
 def _by_line(
