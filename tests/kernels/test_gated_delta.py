@@ -1,10 +1,13 @@
 """Gated DeltaNet beyond the gates of each kernel: against float64 and mlx-lm, cut into calls, with pads, across its
 forms."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from labkit.kernels import simulator
 from labkit.kernels.gated_delta import (
     PLAIN,
     Layout,
@@ -23,6 +26,7 @@ from labkit.kernels.gated_delta import (
 from labkit.kernels.gated_delta.bench import in_float64
 from labkit.kernels.gated_delta.gates import layer_inputs
 from labkit.kernels.gated_delta.gates import scan_inputs as random_scan_inputs
+from labkit.kernels.gated_delta.recurrence import SCAN, scan_call
 
 TEXTS = ["simulator", "reference", "native"]
 
@@ -325,6 +329,18 @@ def test_verification_of_a_draft_is_steps_one_by_one(target):
         assert same_bits(states[:, t], last["state"])
         assert same_bits(tail_after(given["qkv"], given["tail"], mx.full((2,), t + 1)), last["tail"])
     assert same_bits(tail, last["tail"])
+
+
+@pytest.mark.parametrize("barrier", [0, 1])
+def test_a_barrier_missing_from_the_scan_is_found(barrier):
+    call = scan_call(*random_scan_inputs(1, 40, 1, 1, 128, 32, mx.float32))
+    word = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+    parts = SCAN.text.source.split(word)
+    assert len(parts) == 3
+    source = parts[0] + (word if barrier else "") + parts[1] + ("" if barrier else word) + parts[2]
+    launch = SCAN.launch(**call)
+    assert simulator.run(SCAN.text, launch, check=True).clean
+    assert not simulator.run(replace(SCAN.text, source=source), launch, check=True).clean
 
 
 def test_spans():

@@ -65,7 +65,7 @@ METAL_FUNC uint4 rest_as_columns(const thread float* one, const thread float* tw
 //@provides mma_bf16
 #ifdef LABKIT_CUDA
 METAL_FUNC void mma_bf16(thread float* c, uint4 a, uint b0, uint b1, uint) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
@@ -134,7 +134,7 @@ inline uint4 load_matrices_transposed(const threadgroup char* tile, uint at, uin
 #ifdef LABKIT_CUDA
 METAL_FUNC uint transpose_matrix(uint a, uint) {
   uint r;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(a));
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(a));
   return r;
 }
 #else

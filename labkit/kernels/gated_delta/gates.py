@@ -176,7 +176,7 @@ ENTRIES = [
         PREPARE,
         cases=(
             Case("40 tokens, 1/2 heads of 64 x 32", _chunk((1, 40, 1, 2, 64, 32), "prepare")),
-            Case("pads left and right", _chunk((2, 18, 1, 1, 64, 32), "prepare", None, [[3, 18], [0, 5]])),
+            Case("pads left and right", _chunk((2, 18, 1, 2, 64, 32), "prepare", None, [[3, 18], [0, 5]])),
         ),
         summary="chunked Gated DeltaNet: what needs no state, for all chunks at once",
         tolerance=dict.fromkeys((mx.float32, mx.float16, mx.bfloat16), Tolerance(1e-5, 1e-4)),
@@ -184,8 +184,8 @@ ENTRIES = [
     Entry(
         SCAN_CHUNKS,
         cases=(
-            Case("40 tokens, 1/2 heads of 64 x 32", _chunk((1, 40, 1, 2, 64, 32), "scan")),
-            Case("pads left, right and all", _chunk((3, 40, 1, 1, 64, 32), "scan", None, [[3, 40], [0, 5], [7, 7]])),
+            Case("40 tokens, 1/2 heads of 32", _chunk((1, 40, 1, 2, 32, 32), "scan")),
+            Case("pads left, right and all", _chunk((3, 40, 1, 2, 32, 32), "scan", None, [[3, 40], [0, 5], [7, 7]])),
         ),
         summary="chunked Gated DeltaNet: the state from chunk to chunk, 8 x 8 matrices",
         tolerance=ACCUMULATED,
@@ -201,7 +201,7 @@ ENTRIES = [
         SCAN_MMA,
         cases=(
             Case("40 tokens, 1/2 heads of 128", _chunk((1, 40, 1, 2, 128, 128), "scan", Tensor(32, 1, True))),
-            Case("pads", _chunk((2, 40, 1, 1, 128, 128), "scan", Tensor(32, 1, True), [[3, 40], [7, 7]])),
+            Case("pads", _chunk((2, 40, 1, 2, 128, 128), "scan", Tensor(32, 1, True), [[3, 40], [7, 7]])),
         ),
         summary="chunked Gated DeltaNet's second part on tensor cores",
         dtypes=(mx.bfloat16,),
@@ -218,8 +218,8 @@ ENTRIES = [
     Entry(
         STEP,
         cases=(
-            Case("2 rows, 1/2 heads of 128", _step((2, 1, 1, 2, 128, 128))),
-            Case("pads, 3 tokens, states, 96 x 64", _step((3, 3, 1, 1, 96, 64), [[0, 2], [1, 3], [2, 2]], True)),
+            Case("2 rows of 3 tokens, 1/2 heads of 128", _step((2, 3, 1, 2, 128, 128), None, True)),
+            Case("pads left, right and all", _step((3, 3, 1, 2, 128, 128), [[0, 2], [1, 3], [2, 2]], True)),
         ),
         summary="Gated DeltaNet decode step, 1 to 8 tokens in one launch",
     ),
