@@ -1,22 +1,54 @@
-"""The `labkit` command: one sub-command a package, composed here."""
+"""The `labkit` command: one sub-command a package, composed here and imported when it is asked for."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from labkit import __version__, console, devices, doctor
 from labkit.console import JsonOption
-from labkit.engine.commands import generate
-from labkit.kernels.commands import app as kernels_app
-from labkit.parity.commands import parity
-from labkit.report.commands import book, notebooks_app, report
+
+COMMANDS = {
+    "report": "labkit.report.commands:report",
+    "generate": "labkit.engine.commands:generate",
+    "parity": "labkit.parity.commands:parity",
+    "kernels": "labkit.kernels.commands:app",
+    "notebooks": "labkit.report.commands:notebooks_app",
+    "book": "labkit.report.commands:book",
+}
+"""Sub-commands that live in their packages: a function, or a group of commands."""
+
+
+class _LazyGroup(TyperGroup):
+    """Imports a package's commands only when one of them (or the help of all) is asked for: Jupyter, MLX and typer's
+    own start-up would otherwise cost every call of `labkit` a second."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        found = getattr(importlib.import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False)
+            alone.command(cmd_name)(found)
+            found = alone
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
 
 app = typer.Typer(
     name="labkit",
+    cls=_LazyGroup,
     help="A laboratory, and a real engine, for local LLM inference with MLX.",
     no_args_is_help=True,
     add_completion=False,
@@ -24,13 +56,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 cache_app = typer.Typer(help="The one folder of files that labkit can make again.", no_args_is_help=True)
-
-app.command()(report)
-app.command()(generate)
-app.command()(parity)
-app.add_typer(kernels_app, name="kernels")
-app.add_typer(notebooks_app, name="notebooks")
-app.command()(book)
 app.add_typer(cache_app, name="cache")
 
 
