@@ -1,4 +1,5 @@
-"""Chat examples in the model's own template, made from the permissive corpora: definitions, capitals, sums, tools, small talk.
+"""Chat examples in the model's own template, made from the permissive corpora: definitions, capitals, sums, tools,
+small talk.
 
 They teach the form (turns that end, an empty or a filled think block, tool calls and their answers), not knowledge.
 """
@@ -21,14 +22,29 @@ SYSTEMS = (
     f"You are {NAME}, a small language model.",
     "Be concise and exact.",
 )
-CITIES = (
-    ["Paris", "London", "Rome", "Berlin", "Madrid", "Vienna", "Athens", "Oslo", "Cairo", "Tokyo", "Lima", "Boston", "Chicago", "Delhi", "Sydney", "Dublin"]
-)
+CITIES = [
+    "Paris",
+    "London",
+    "Rome",
+    "Berlin",
+    "Madrid",
+    "Vienna",
+    "Athens",
+    "Oslo",
+    "Cairo",
+    "Tokyo",
+    "Lima",
+    "Boston",
+    "Chicago",
+    "Delhi",
+    "Sydney",
+    "Dublin",
+]
 SKIES = ["sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear", "stormy"]
 
 
 def template() -> Callable[..., str]:
-    """`render(messages, tools=None, add_generation_prompt=False, enable_thinking=True)` of the shipped chat template."""
+    """The chat template: `render(messages, tools=None, add_generation_prompt=False, enable_thinking=True)`."""
 
     def stop(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -127,7 +143,8 @@ def _sum(rng: random.Random) -> tuple[list[Message], str]:
     if rng.random() < 0.6:
         ask, result = rng.choice((f"What is {a} + {b}?", f"Add {a} and {b}.", f"{a} plus {b}?")), a + b
         tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
-        thought = f"Tens: {a // 10 * 10} + {b // 10 * 10} = {tens}. Ones: {a % 10} + {b % 10} = {ones}. Together: {tens} + {ones} = {result}."
+        thought = f"Tens: {a // 10 * 10} + {b // 10 * 10} = {tens}. Ones: {a % 10} + {b % 10} = {ones}. "
+        thought += f"Together: {tens} + {ones} = {result}."
         answer = f"{a} + {b} = {result}."
     else:
         a, b = max(a, b), min(a, b)

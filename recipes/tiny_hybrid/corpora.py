@@ -1,9 +1,11 @@
-"""Build the training corpora and the held-out texts: download, unpack, extract, keep the held-out out, de-duplicate, pack.
+"""Build the training corpora and the held-out texts: download, unpack, extract, keep the held-out out, de-duplicate,
+pack.
 
     python -m recipes.tiny_hybrid.corpora --work /tmp/tiny-hybrid --out .corpora
 
-Needs Debian's `apt-get`, `dpkg-deb` and `mod2imp` (package libsword-utils), pip, and lxml. Writes one `GROUP.txt.xz` a group (documents
-separated by the ASCII record separator), `corpora.json` (sizes, licences, what was removed) and the texts under data/heldout.
+Needs Debian's `apt-get`, `dpkg-deb` and `mod2imp` (package libsword-utils), pip, and lxml. Writes one `GROUP.txt.xz`
+a group (documents separated by the ASCII record separator), `corpora.json` (sizes, licences, what was removed) and
+the texts under data/heldout.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from . import chat, extract, heldout, packed
-from .sources import SOURCES, WHEELS
+from .sources import SOURCES, WHEELS, Source
 
 ROOT = Path(__file__).resolve().parents[2]
 MIN_PARAGRAPH = 80  # shorter paragraphs (headings, signatures) may repeat
@@ -143,13 +145,12 @@ def main() -> None:
     for name, source in SOURCES.items():
         texts, leaked = clean(documents[name], grams, unique)
         groups.setdefault(source.group, []).extend(texts)
-        report[name] = {"licence": source.licence, "group": source.group, "documents": len(texts),
-                        "characters": sum(map(len, texts)), "leaked_characters_removed": leaked}  # fmt: skip
+        report[name] = _entry(source, texts, leaked)
     synsets = [s for s in extract.wordnet_synsets(unpacked / "wordnet-base") if len(s[0][0]) > 2]
     talks = list(chat.conversations(synsets, _verses(documents["kjv"]), CHAT_EXAMPLES, seed=0))
     groups["chat"], leaked = clean([("", talk) for talk in talks], grams, lambda text: text)
-    report["chat"] = {"licence": "made by recipes/tiny_hybrid/chat.py from the sources above", "group": "chat",
-                      "documents": len(groups["chat"]), "characters": sum(map(len, groups["chat"])), "leaked_characters_removed": leaked}  # fmt: skip
+    made = Source("made by recipes/tiny_hybrid/chat.py from the sources above", "chat", (), lambda root: iter(()))
+    report["chat"] = _entry(made, groups["chat"], leaked)
 
     with ProcessPoolExecutor(2) as pool:
         list(pool.map(packed.write, [arguments.out / f"{group}.txt.xz" for group in groups], groups.values()))
@@ -159,6 +160,11 @@ def main() -> None:
     )
     total = sum(r["characters"] for r in report.values())
     print(f"{total / 1e6:.1f} M characters to train on; overlap of n words with held-out: {shared}", file=sys.stderr)
+
+
+def _entry(source: Source, texts: list[str], leaked: int) -> dict:
+    sizes = {"documents": len(texts), "characters": sum(map(len, texts)), "leaked_characters_removed": leaked}
+    return {"licence": source.licence, "group": source.group, **sizes}
 
 
 def _overlap(kept_out: dict[str, list[str]], groups: dict[str, list[str]], n: int) -> dict[str, float]:

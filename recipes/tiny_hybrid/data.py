@@ -9,7 +9,8 @@ from . import shape
 
 
 class Windows:
-    """Windows of `length` tokens. A round holds each group's windows `weight` times (fractions by a random subset), cut at a fresh
+    """Windows of `length` tokens. A round holds each group's windows `weight` times (fractions by a random subset),
+    cut at a fresh
     random phase and shuffled; `position` (round, cursor) is all that a resumed run needs."""
 
     def __init__(self, folder: Path, length: int, device: torch.device, seed: int) -> None:

@@ -64,7 +64,9 @@ def _normalised(x: torch.Tensor) -> torch.Tensor:
 
 
 def chunk_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """q, k [B, L, H, K]; v [B, L, HV, V]; g (log decay), beta [B, L, HV] -> [B, L, HV, V]. fp32 inside; q and k are normalised here."""
+    """q, k [B, L, H, K]; v [B, L, HV, V]; g (log decay), beta [B, L, HV] -> [B, L, HV, V]. fp32 inside; q and k are
+    normalised here.
+    """
     batch, length, heads, _ = v.shape
     kind = v.dtype
     chunks = -(-length // CHUNK)

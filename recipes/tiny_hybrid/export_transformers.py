@@ -1,9 +1,10 @@
 """Export the shipped model to transformers' layout: exactly dequantised fp32 weights, `mtp.*` included.
 
-    python -m recipes.tiny_hybrid.export_transformers --model data/models/tiny-hybrid --out /tmp/tiny-hybrid-transformers
+    python -m recipes.tiny_hybrid.export_transformers --model data/models/tiny-hybrid --out /tmp/tiny-hybrid-
+    transformers
 
-`Qwen3_5MoeForCausalLM.from_pretrained(OUT)` loads the result (transformers ignores `mtp.*`). With --weights the dense weights of a training run
-are written instead, to measure what quantisation costs.
+`Qwen3_5MoeForCausalLM.from_pretrained(OUT)` loads the result (transformers ignores `mtp.*`). With --weights the dense
+weights of a training run are written instead, to measure what quantisation costs.
 """
 
 import argparse

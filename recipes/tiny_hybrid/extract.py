@@ -1,4 +1,4 @@
-"""Plain text out of the formats that documentation packages come in: HTML, reST, pod, dictd, WordNet, SWORD, the `bible` tool."""
+"""Plain text out of what documentation packages hold: HTML, reST, pod, dictd, WordNet, SWORD, the `bible` program."""
 
 import gzip
 import os
@@ -30,7 +30,7 @@ def html_text(page: bytes) -> str:
 
 
 def tidy(text: str) -> str:
-    """Unix newlines, no control characters, no trailing blanks, at most one blank line in a row, no outer whitespace."""
+    """Unix newlines, no control characters, no trailing blanks, at most one blank line in a row."""
     text = text.replace("\r\n", "\n").replace("\xa0", " ")
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f\ufeff]", "", text)
     text = re.sub(r"[ \t]+\n", "\n", text)
@@ -91,7 +91,9 @@ def wordnet_synsets(root: Path) -> Iterator[tuple[list[str], str, str, list[str]
 
 
 def sword_verses(module: str, sword_root: Path) -> Iterator[tuple[str, int, str]]:
-    """(book, chapter, text) of each entry of a SWORD module, through libsword's `mod2imp`; paragraph marks become blank lines."""
+    """(book, chapter, text) of each entry of a SWORD module, through libsword's `mod2imp`; paragraph marks become blank
+    lines.
+    """
     environment = {**os.environ, "SWORD_PATH": str(sword_root)}
     quiet = {"stderr": subprocess.DEVNULL, "text": True, "errors": "replace"}
     with subprocess.Popen(["mod2imp", module], stdout=subprocess.PIPE, env=environment, **quiet) as run:
@@ -107,7 +109,9 @@ def sword_verses(module: str, sword_root: Path) -> Iterator[tuple[str, int, str]
 
 
 def _sword_markup(text: str) -> str:
-    text = re.sub(r"<note.*?</note>|<title[^>]*>\s*</title>", " ", text, flags=re.S)  # notes stand where a blank belongs
+    text = re.sub(
+        r"<note.*?</note>|<title[^>]*>\s*</title>", " ", text, flags=re.S
+    )  # notes stand where a blank belongs
     text = re.sub(r'<div[^>]*sID[^>]*type="x-p"[^>]*/>|<lb?[ >/][^>]*>|<title[^>]*>|</title>', "\n\n", text)
     text = re.sub(r"<[^>]+>", "", text)
     text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").replace("&quot;", '"')

@@ -1,4 +1,5 @@
-"""Faster forms of the trunk's layers for training on a GPU. Same parameters, same mathematics; tests hold them to transformers' own.
+"""Faster forms of the trunk's layers for training on a GPU. Same parameters, same mathematics; tests hold them to
+transformers' own.
 
 `install(model)` replaces the forward methods of transformers' modules:
 - RMSNorm by torch's fused op, the embedding by a lookup that a CUDA graph can capture,

@@ -1,10 +1,25 @@
-"""What is kept out of training, and how leaks are found: whole documents by name, then every paragraph that shares 13 words in a row."""
+"""What is kept out of training, and how leaks are found: whole documents by name, then every paragraph that shares 13
+words in a row.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
 
 BOOKS = ("Mark", "Ruth", "Jonah")  # out of BOTH translations; committed from the one named in TEXTS
-SQLITE_PAGES = ["autoinc", "different", "gencol", "lang_droptable", "lang_upsert", "nulinstr", "onefile", "selfcontained", "serverless", "sharedcache", "transactional", "zeroconf"]
+SQLITE_PAGES = [
+    "autoinc",
+    "different",
+    "gencol",
+    "lang_droptable",
+    "lang_upsert",
+    "nulinstr",
+    "onefile",
+    "selfcontained",
+    "serverless",
+    "sharedcache",
+    "transactional",
+    "zeroconf",
+]
 MODULE = "fractions.py"
 
 # file under data/heldout -> (source, picks a document by its name)

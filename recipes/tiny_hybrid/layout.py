@@ -2,7 +2,8 @@
 
 training     trunk.model.*, mtp.*                          norms stored as w, applied as 1 + w
 transformers model.*, mtp.*                                the same, without the prefix
-mlx-lm       language_model.model.*, mtp.*                 norms stored as 1 + w, experts split into gate/up/down, conv [C, K, 1]
+mlx-lm       language_model.model.*, mtp.*                 norms stored as 1 + w, experts split into gate/up/down,
+conv [C, K, 1]
 """
 
 import re
@@ -57,7 +58,9 @@ def mlx_from_transformers(weights: dict[str, Array], move_axis: Callable[[Array]
 def transformers_from_mlx(
     weights: dict[str, Array], move_axis: Callable[[Array], Array], join: Callable[[Array, Array], Array]
 ) -> dict[str, Array]:
-    """mlx-lm (dense) -> transformers. `move_axis` turns [C, K, 1] into [C, 1, K]; `join` concatenates gate and up along rows."""
+    """mlx-lm (dense) -> transformers. `move_axis` turns [C, K, 1] into [C, 1, K]; `join` concatenates gate and up along
+    rows.
+    """
     found = {}
     for name, value in weights.items():
         target = name.removeprefix("language_model.")

@@ -1,4 +1,6 @@
-"""Cross entropy of a large vocabulary without keeping the logits: chunk by chunk, the gradient is made in the forward pass."""
+"""Cross entropy of a large vocabulary without keeping the logits: chunk by chunk, the gradient is made in the forward
+pass.
+"""
 
 import torch
 
@@ -31,5 +33,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunks: int = 4
 ) -> torch.Tensor:
-    """Mean cross entropy (nats) of softmax(states @ weight^T) against targets; states [..., D], weight [V, D], targets [...]."""
+    """Mean cross entropy (nats) of softmax(states @ weight^T) against targets; states [..., D], weight [V, D], targets
+    [...].
+    """
     return _LinearCrossEntropy.apply(states.reshape(-1, states.shape[-1]), weight, targets.reshape(-1), chunks)

@@ -1,8 +1,9 @@
 """Muon for the matrices and AdamW for the rest, over stacked fp32 masters.
 
-Parameters of one block shape live as views of one stacked tensor [N, rows, columns], their gradients likewise, so a step is a few
-batched operations. Attention and DeltaNet projections are split by head, gate and up matrices by half, before orthogonalisation.
-Updates are scaled to an RMS of 0.2 per element (Moonlight), so that both optimisers share one learning rate.
+Parameters of one block shape live as views of one stacked tensor [N, rows, columns], their gradients likewise, so a
+step is a few batched operations. Attention and DeltaNet projections are split by head, gate and up matrices by half,
+before orthogonalisation. Updates are scaled to an RMS of 0.2 per element (Moonlight), so that both optimisers share
+one learning rate.
 """
 
 import torch
@@ -138,3 +139,11 @@ class MuonAdamW:
             stack.work.copy_(stack.master)
             for name, tensor in stack.state.items():
                 tensor.copy_(saved[name])
+
+    @torch.no_grad()
+    def load_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+        """Take the parameters of `model` from `weights`, in place, and the masters from them."""
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+        for stack in self.stacks():
+            stack.master.copy_(stack.work)

@@ -2,8 +2,8 @@
 
     python -m recipes.tiny_hybrid.quantise --weights WEIGHTS --out data/models/tiny-hybrid
 
-Affine, 4 bits, groups of 64; the routers (mlp.gate) and shared-expert gates take 8 bits, by mlx-lm's own predicate. The MTP head, which
-mlx-lm does not load, is quantised by the same rule and kept in the same file under `mtp.*`.
+Affine, 4 bits, groups of 64; the routers (mlp.gate) and shared-expert gates take 8 bits, by mlx-lm's own predicate.
+The MTP head, which mlx-lm does not load, is quantised by the same rule and kept in the same file under `mtp.*`.
 """
 
 import argparse
@@ -53,7 +53,9 @@ def quantise_head(head: dict[str, mx.array]) -> tuple[dict[str, mx.array], dict[
 
 
 def quantise(weights: dict[str, mx.array], out: Path, **changes: object) -> None:
-    """weights: transformers layout in bf16, `mtp.*` included. Writes config.json, generation_config.json and model.safetensors."""
+    """weights: transformers layout in bf16, `mtp.*` included. Writes config.json, generation_config.json and
+    model.safetensors.
+    """
     config = model_config(**changes)
     trunk = {name: value for name, value in weights.items() if not name.startswith("mtp.")}
     head = {name: value for name, value in weights.items() if name.startswith("mtp.")}

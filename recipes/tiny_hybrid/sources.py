@@ -1,7 +1,8 @@
-"""Where the training text comes from: public-domain and permissive Debian packages and Python wheels, each with its licence.
+"""Where the training text comes from: public-domain and permissive Debian packages and Python wheels, each with its
+licence.
 
-`SOURCES` maps a source name to its packages, licence and reader. A reader takes the folder of unpacked packages and yields
-(document name, text). `group` decides how often a document is seen in training (see `shape.GROUP_WEIGHTS`).
+`SOURCES` maps a source name to its packages, licence and reader. A reader takes the folder of unpacked packages and
+yields (document name, text). `group` decides how often a document is seen in training (see `shape.GROUP_WEIGHTS`).
 """
 
 import re
@@ -21,7 +22,21 @@ class Source:
     reader: Callable[[Path], Iterator[Document]]
 
 
-WHEELS = ["django==5.2.19", "flask==3.1.3", "jinja2==3.1.6", "matplotlib==3.11.2", "networkx==3.6.1", "numpy==2.4.6", "pandas==3.1.1", "pytest==9.2.0", "rich==15.0.0", "scikit-learn==1.9.1", "scipy==1.17.1", "sqlalchemy==2.1.9", "sympy==1.14.0"]
+WHEELS = [
+    "django==5.2.19",
+    "flask==3.1.3",
+    "jinja2==3.1.6",
+    "matplotlib==3.11.2",
+    "networkx==3.6.1",
+    "numpy==2.4.6",
+    "pandas==3.1.1",
+    "pytest==9.2.0",
+    "rich==15.0.0",
+    "scikit-learn==1.9.1",
+    "scipy==1.17.1",
+    "sqlalchemy==2.1.9",
+    "sympy==1.14.0",
+]
 WHEEL_LICENCES = "BSD-3-Clause, MIT, Apache-2.0 or the PSF-like licence of matplotlib"
 
 

@@ -1,4 +1,5 @@
-"""Train the 8k byte-level BPE tokenizer with Qwen's special tokens and write it in the form mlx-lm and transformers load.
+"""Train the 8k byte-level BPE tokenizer with Qwen's special tokens and write it in the form mlx-lm and transformers
+load.
 
 python -m recipes.tiny_hybrid.tokenizer --corpora .corpora --out data/models/tiny-hybrid
 """

@@ -1,8 +1,10 @@
 """Turn the packed corpora and the held-out texts into token files.
 
-    python -m recipes.tiny_hybrid.tokens --corpora .corpora --tokenizer data/models/tiny-hybrid --heldout data/heldout --out /tmp/tokens
+    python -m recipes.tiny_hybrid.tokens --corpora .corpora --tokenizer data/models/tiny-hybrid --heldout data/heldout
+    --out /tmp/tokens
 
-Writes GROUP.npy (uint16, documents end with <|endoftext|>) and heldout/NAME.npy with its byte count in heldout/bytes.json.
+Writes GROUP.npy (uint16, documents end with <|endoftext|>) and heldout/NAME.npy with its byte count in
+heldout/bytes.json.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python -m recipes.tiny_hybrid.train --tokens /tmp/tokens --state /tmp/state.pt --out OUT --seconds 600
 
-The schedule follows the clock, so the decay of the learning rate always completes. The first part of the time uses batches of PHASES[0], the
-rest those of PHASES[1]. A later call with the same `--state` (which keeps the optimiser) continues with new `--seconds`. Each call writes bf16
-weights to OUT in parts below 16 MiB, and `curves.json`.
+The schedule follows the clock, so the decay of the learning rate always completes. The first part of the time uses
+batches of PHASES[0], the rest those of PHASES[1]. A later call with the same `--state` (which keeps the optimiser)
+continues with new `--seconds`. Each call writes bf16 weights to OUT in parts below 16 MiB, and `curves.json`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 from . import fast, shape, tokens, trunk
 from .data import Windows
 from .optimiser import MuonAdamW
-from .parts import save_parts
+from .parts import load_parts, save_parts
 from .step import Step
 
 SEED = 20
@@ -41,7 +41,9 @@ def learning_rate(step: int, share: float) -> float:
 
 @torch.no_grad()
 def bits_per_byte(model: trunk.TinyHybrid, folder: Path, length: int = 1024) -> dict[str, float]:
-    """Held-out bits per byte of each text and of all: bf16, separate windows of `length` tokens. A look, not the card's figure."""
+    """Held-out bits per byte of each text and of all: bf16, separate windows of `length` tokens. A look, not the card's
+    figure.
+    """
     sizes = json.loads((folder / tokens.DONE).read_text())
     bits = {}
     for name in sizes:
@@ -120,7 +122,9 @@ class Run:
         share = load / load.sum(-1, keepdim=True)
         entropy = (-(share * share.clamp_min(1e-9).log()).sum(-1) / math.log(share.shape[-1])).min().item()
         elapsed = round(record["elapsed"], 2)
-        record["curve"].append([record["step"], elapsed, record["tokens"], rate, *losses, round(speed), round(entropy, 4)])
+        record["curve"].append(
+            [record["step"], elapsed, record["tokens"], rate, *losses, round(speed), round(entropy, 4)]
+        )
         record["loads"] = share.tolist()
         if not all(map(math.isfinite, losses)):
             raise FloatingPointError(f"the loss is not finite at step {record['step']}: {losses}")
@@ -155,8 +159,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=Path, required=True)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, help="start from the weights of a finished run (a fresh optimiser)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="training time of this call")
-    parser.add_argument("--deadline", type=float, default=math.inf, help="Unix time at which training ends at the latest")
+    parser.add_argument(
+        "--deadline", type=float, default=math.inf, help="Unix time at which training ends at the latest"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="{}", help="JSON changes to shape.TRUNK, for a trial on a CPU")
     arguments = parser.parse_args()
@@ -170,6 +177,8 @@ def main() -> None:
     wait_for(arguments.tokens / tokens.DONE)
     run.load_data()
     print(f"data after {time.monotonic() - began:.1f} s: {run.data[0].sizes}", flush=True)
+    if arguments.weights:
+        optimiser.load_weights(model, load_parts(arguments.weights))
     if arguments.state.exists():
         saved = torch.load(arguments.state, map_location=run.device, weights_only=False)
         run.record = saved["record"]
@@ -184,7 +193,9 @@ def main() -> None:
 
 def save(run: Run, arguments: argparse.Namespace) -> None:
     record = run.record
-    print(f"saving: {record['elapsed']:.0f} s, {record['step']} steps, {record['tokens'] / 1e6:.1f} M tokens", flush=True)
+    print(
+        f"saving: {record['elapsed']:.0f} s, {record['step']} steps, {record['tokens'] / 1e6:.1f} M tokens", flush=True
+    )
     arguments.out.mkdir(parents=True, exist_ok=True)
     record["sizes"] = {"parameters": trunk.count(run.model), "tokens": run.data[0].sizes}
     (arguments.out / "curves.json").write_text(json.dumps(record))

@@ -1,9 +1,11 @@
-"""The torch model: transformers' own Qwen3.5 MoE text model as the trunk, and a next-next-token (MTP) head of Qwen's form.
+"""The torch model: transformers' own Qwen3.5 MoE text model as the trunk, and a next-next-token (MTP) head of Qwen's
+form.
 
-The head at position i takes the trunk's final-norm output h_i and the embedding of token i+1, and predicts token i+2 through the
-trunk's own output matrix:
+The head at position i takes the trunk's final-norm output h_i and the embedding of token i+1, and predicts token i+2
+through the trunk's own output matrix:
 
-    m = fc([norm_e(embed(t_{i+1})), norm_h(h_i)]);  m = decoder layer with full attention (m);  logits = norm(m) @ embed^T
+    m = fc([norm_e(embed(t_{i+1})), norm_h(h_i)]);  m = decoder layer with full attention (m);  logits = norm(m) @
+    embed^T
 """
 
 import math

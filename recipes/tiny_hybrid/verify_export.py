@@ -1,9 +1,11 @@
-"""Check that the shipped model in MLX and its exported weights in transformers' torch code give the same logits on real text.
+"""Check that the shipped model in MLX and its exported weights in transformers' torch code give the same logits on
+real text.
 
     python -m recipes.tiny_hybrid.verify_export logits --model data/models/tiny-hybrid --out /tmp/mlx.npz
     python -m recipes.tiny_hybrid.verify_export compare --transformers /tmp/exported --logits /tmp/mlx.npz
 
-Two commands, because MLX and torch may live in different environments. `compare` fails above 5e-4 (logits, fp32) or KL 1e-6.
+Two commands, because MLX and torch may live in different environments. `compare` fails above 5e-4 (logits, fp32) or
+KL 1e-6.
 """
 
 import argparse
@@ -61,7 +63,8 @@ def compare(arguments: argparse.Namespace) -> None:
     difference = (ours - theirs).abs().max().item()
     same = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
     print(
-        f"{ours.shape[0]} x {ours.shape[1]} positions: largest difference {difference:.2e}, largest KL {kl:.2e}, top-1 agreement {same:.4%}"
+        f"{ours.shape[0]} x {ours.shape[1]} positions: largest difference {difference:.2e}, largest KL {kl:.2e}, "
+        f"top-1 agreement {same:.4%}"
     )
     if difference > LOGITS or kl > KL:
         raise SystemExit(f"above the limits {LOGITS:g} (logits) or {KL:g} (KL)")

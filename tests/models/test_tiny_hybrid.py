@@ -1,11 +1,13 @@
-"""The shipped model: its shape, its tokenizer and chat template, its quality on a slice of held-out text, in stock mlx-lm."""
+"""The shipped model: its shape, its tokenizer and chat template, its quality on a slice of held-out text, in stock mlx-
+lm.
+"""
 
 import json
 import math
+import re
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
@@ -193,7 +195,8 @@ def test_chat_template_renders_tools_calls_and_answers(loaded):
     text = render(tokenizer, messages, tools=tools, enable_thinking=False)
     assert text.startswith("<|im_start|>system\n# Tools\n")
     assert f"<tools>\n{json.dumps(tools[0], ensure_ascii=False)}\n</tools>" in text
-    called = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call><|im_end|>\n"
+    arguments = "<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+    called = f"<tool_call>\n<function=get_weather>\n{arguments}</function>\n</tool_call><|im_end|>\n"
     assert called in text
     assert text.endswith(
         "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -211,7 +214,7 @@ def bits_per_byte(model, tokenizer, text: str) -> float:
 @pytest.mark.parametrize(("name", "start", "bound"), [("mark_web", 2000, 1.5), ("sqlite_pages", 6000, 1.5)])
 def test_held_out_bits_per_byte_on_a_slice(name, start, bound, loaded):
     model, tokenizer = loaded
-    text = (HELDOUT / f"{name}.txt").read_text()[start : start + 2000]
+    text = (HELDOUT / f"{name}.txt").read_text()[start : start + 1000]
     assert bits_per_byte(model, tokenizer, text) < bound
 
 
@@ -224,13 +227,16 @@ def greedy(model, ids: list[int], count: int) -> list[int]:
     return found
 
 
-def test_greedy_continuation_is_deterministic_and_varied(loaded):
+def test_greedy_continuation_is_deterministic_and_not_degenerate(loaded):
     model, tokenizer = loaded
-    ids = tokenizer.encode("And Jesus answered and said unto them,", add_special_tokens=False)
-    first = greedy(model, ids, 40)
-    assert first == greedy(model, ids, 40)
-    assert len(set(first)) > 15
-    assert np.unique([tuple(first[i : i + 4]) for i in range(37)], axis=0).shape[0] > 25
+    prompt = "Paul and Silas went through the city, and when they had come to"
+    first = greedy(model, tokenizer.encode(prompt, add_special_tokens=False), 30)
+    assert first == greedy(model, tokenizer.encode(prompt, add_special_tokens=False), 30)
+    words = re.findall(r"[a-z]+", tokenizer.decode(first).lower())
+    assert len(words) >= 15
+    assert len(set(words)) >= 8
+    known = set(re.findall(r"[a-z]+", (HELDOUT / "mark_web.txt").read_text().lower()))
+    assert sum(word in known for word in words) >= 0.8 * len(words)
 
 
 def test_a_chat_turn_ends(loaded):

@@ -1,11 +1,13 @@
-"""The training code against transformers' own, on a CPU. Needs torch, which the project does not install: skipped without it."""
+"""The training code against transformers' own, on a CPU. Needs torch, which the project does not install: skipped
+without it.
+"""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from recipes.tiny_hybrid import delta, fast, loss, optimiser, trunk
+from recipes.tiny_hybrid import delta, fast, loss, optimiser, parts, trunk  # noqa: E402 (after the skips)
 
 SMALL = {
     "hidden_size": 64,
@@ -124,13 +126,30 @@ def test_optimiser_state_returns_and_weights_stay_views():
         for _ in range(2):
             mover.zero_grad()
             hidden = model.hidden(tokens, model.rotary(2, 64))
-            (loss.linear_cross_entropy(hidden, model.embedding, tokens) + model.mtp(hidden, hidden, model.rotary(2, 64)).mean()).backward()
+            (
+                loss.linear_cross_entropy(hidden, model.embedding, tokens)
+                + model.mtp(hidden, hidden, model.rotary(2, 64)).mean()
+            ).backward()
             mover.step()
         runs.append((model, mover))
-    (first, saved), (second, restored) = runs
+    (first, saved), (second, _) = runs
     for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     third = trunk.build(3, **SMALL)
     fresh = optimiser.MuonAdamW(third)
     fresh.load_state_dict(saved.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), third.parameters(), strict=True))
+
+
+def test_weights_survive_their_parts_and_start_a_new_run(tmp_path):
+    model = trunk.build(0, **SMALL)
+    paths = parts.save_parts(dict(model.named_parameters()), tmp_path, torch.float32, limit=600_000)
+    assert len(paths) > 1
+    assert all(path.stat().st_size < 700_000 for path in paths)
+    other = trunk.build(1, **SMALL)
+    mover = optimiser.MuonAdamW(other)
+    mover.load_weights(other, parts.load_parts(tmp_path))
+    mover.step()  # with a zero learning rate the masters come back as they are
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    with pytest.raises(ValueError, match="more than"):
+        parts.save_parts(dict(model.named_parameters()), tmp_path, limit=1000)
