@@ -7,4 +7,5 @@ model_costs.py    bytes, operations and cache growth from the config alone
 built_model.py    the same model as mlx-lm builds it, without weights: the oracle of the counts
 decode_steps.py   what decode steps and a prompt really take
 published.py      figures that others published, with machine and source
+tables.py         tables measured on named devices, with device, commit and date
 """
