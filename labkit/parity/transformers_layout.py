@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 PREFIX = "language_model."
+# Not part of what predicts the next token: mlx-lm leaves them out too.
+BESIDE_THE_TRUNK = ("mtp.", "vision_tower.")
 SHIFTED_NORMS = (
     ".input_layernorm.weight",
     ".post_attention_layernorm.weight",
@@ -86,6 +88,8 @@ def to_transformers(dense: dict[str, mx.array]) -> dict[str, mx.array]:
 
     renamed = {}
     for name, value in dense.items():
+        if name.startswith(BESIDE_THE_TRUNK):
+            continue
         name = name.removeprefix(PREFIX)
         if ".switch_mlp.up_proj." in name:
             continue  # goes with its gate

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.parity.forms import Form
+from labkit.parity.forms import FORMS, Form
 from labkit.parity.goldens import write_golden
 from labkit.parity.torch_side import TorchSide
 
@@ -30,15 +30,19 @@ def main() -> None:
     parser.add_argument("--best", type=int, default=16, help="logits kept a position")
     parser.add_argument("--every", type=int, default=64, help="positions of which one keeps all its logits")
     parser.add_argument("--prefill", type=int, default=64, help="tokens before single steps")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="which goldens to make")
+    parser.add_argument("--threads", type=int, default=2, help="torch's threads; 1 on a busy machine")
     arguments = parser.parse_args()
     job = json.loads((arguments.job / "job.json").read_text())
     windows = [np.array(window, dtype=np.int32) for window in job["windows"]]
-    side = TorchSide.open(arguments.job)
+    side = TorchSide.open(arguments.job, threads=arguments.threads)
     if side.source != job["fingerprint"]:
         sys.exit(f"{arguments.job}: the weights and job.json come from different models; prepare them again")
     side.name = f"torch {version('torch')}, transformers {version('transformers')}"
     shorter = [window[: INCREMENTAL_LENGTH + 1] for window in windows[:INCREMENTAL_WINDOWS]]
     for form, part in ((Form(), windows), (Form.incremental(arguments.prefill), shorter)):
+        if form.kind not in arguments.forms:
+            continue
         side.form = form
         path = write_golden(
             arguments.target / f"torch-{form.kind}.safetensors",

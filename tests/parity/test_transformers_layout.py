@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.parity.probe import Matrix, probe_weights, write_probe
-from labkit.parity.transformers_layout import dequantised, export
+from labkit.parity.transformers_layout import dequantised, export, to_transformers
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,12 @@ def test_dequantising_follows_each_modules_own_bits(bits):
     assert dense["a.weight"].dtype == mx.float32
     step = float(mx.max(scales)) + 0.02
     assert float(mx.max(mx.abs(dense["a.weight"] - weight))) < step
+
+
+def test_what_stands_beside_the_trunk_is_left_out():
+    trunk = {"language_model.model.norm.weight": mx.ones(4)}
+    beside = {"mtp.layers.0.mlp.switch_mlp.gate_proj.weight": mx.ones(4), "vision_tower.x.weight": mx.ones(4)}
+    assert list(to_transformers(trunk | beside)) == ["model.norm.weight"]
 
 
 def test_other_models_and_modes_are_refused(tmp_path):
