@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -56,6 +56,11 @@ class MetalText:
         names = (f"{n}_{suffix}" for n in self.input_names for suffix in ("shape", "strides", "ndim"))
         return frozenset(name for name in names if name in self.source)
 
+    @cached_property
+    def checked_forms(self) -> set[tuple]:
+        """Sizes, dtypes and template arguments of launches that passed `make_launch`'s checks."""
+        return set()
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -90,13 +95,20 @@ def as_array(value: mx.array | Scalar) -> mx.array:
     """A Python number becomes the scalar array that MLX would make of it."""
     if isinstance(value, mx.array):
         return value
-    if isinstance(value, bool):
-        return mx.array(value, dtype=mx.bool_)
-    if isinstance(value, int):
-        return mx.array(value, dtype=mx.int32)
-    if isinstance(value, float):
-        return mx.array(value, dtype=mx.float32)
+    if type(value) in _SCALAR_DTYPES:
+        if value == 0:  # 0.0 == -0.0, which a kernel may tell apart
+            return mx.array(value, dtype=_SCALAR_DTYPES[type(value)])
+        return _scalar(type(value), value)
     raise TypeError(f"a kernel's input is an array, int, float or bool, not {type(value).__name__}: {value!r}")
+
+
+_SCALAR_DTYPES = {bool: mx.bool_, int: mx.int32, float: mx.float32}
+
+
+@lru_cache(maxsize=4096)
+def _scalar(kind: type, value: Scalar) -> mx.array:
+    # Kept, since making an array costs more than a small kernel. By type, since 1 == 1.0 == True.
+    return mx.array(value, dtype=_SCALAR_DTYPES[kind])
 
 
 def make_launch(
@@ -118,31 +130,41 @@ def make_launch(
         ValueError: a count or a size does not fit.
         TypeError: an input or template argument of another type than MLX takes.
     """
+    # Once a token and layer: the checks of what repeats from call to call are remembered by value.
     _same_count(text, "inputs", len(inputs), "input_names", text.input_names)
+    form = (
+        tuple(map(tuple, output_shapes)),
+        tuple(output_dtypes),
+        tuple(grid),
+        tuple(threadgroup),
+        tuple(map(tuple, template)) if template else (),
+    )
+    try:
+        known = form in text.checked_forms
+    except TypeError:  # something unhashable, which the checks name
+        known = False
+    if not known:
+        _check_form(text, *form)
+        text.checked_forms.add(form)
+    return Launch(tuple(map(as_array, inputs)), *form, init_value, verbose, stream)
+
+
+def _check_form(
+    text: MetalText, output_shapes: tuple, output_dtypes: tuple, grid: tuple, threadgroup: tuple, template: tuple
+) -> None:
     _same_count(text, "output_shapes", len(output_shapes), "output_names", text.output_names)
     _same_count(text, "output_dtypes", len(output_dtypes), "output_names", text.output_names)
     for label, sizes in (("grid", grid), ("threadgroup", threadgroup)):
         if len(sizes) != 3 or any(not isinstance(size, int) or size < 1 for size in sizes):
-            raise ValueError(f"kernel {text.name}: {label} needs three positive sizes, not {tuple(sizes)}")
-    for name, value in template or ():
-        if not isinstance(value, (mx.Dtype, bool, int)):
+            raise ValueError(f"kernel {text.name}: {label} needs three positive sizes, not {sizes}")
+    for name, value in template:
+        if not isinstance(value, (bool, int, mx.Dtype)):
             raise TypeError(
                 f"kernel {text.name}: template argument {name} is {value!r}; a dtype, bool or int is needed"
             )
     for dtype in output_dtypes:
         if dtype not in METAL_TYPES:
             raise TypeError(f"kernel {text.name}: no Metal type for output dtype {dtype}")
-    return Launch(
-        tuple(as_array(value) for value in inputs),
-        tuple(tuple(shape) for shape in output_shapes),
-        tuple(output_dtypes),
-        tuple(grid),
-        tuple(threadgroup),
-        tuple((name, value) for name, value in template or ()),
-        init_value,
-        verbose,
-        stream,
-    )
 
 
 def parameters(text: MetalText, launch: Launch) -> list[Parameter]:

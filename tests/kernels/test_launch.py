@@ -68,6 +68,7 @@ def test_reference_is_rounded_once():
         ({"grid": (64, 1)}, ValueError, "grid needs three positive sizes"),
         ({"threadgroup": (0, 1, 1)}, ValueError, "threadgroup needs three positive sizes"),
         ({"template": [("T", 1.5)]}, TypeError, "template argument T is 1.5"),
+        ({"template": [("T", [1])]}, TypeError, r"template argument T is \[1\]"),
         ({"inputs": [mx.zeros((64,)), "two"]}, TypeError, "not str: 'two'"),
         ({"output_dtypes": [mx.complex64]}, TypeError, "no Metal type for output dtype"),
         ({"inputs": [mx.zeros((64,), mx.complex64), 1]}, TypeError, "no Metal type for input x"),
@@ -78,6 +79,27 @@ def test_reference_is_rounded_once():
 def test_calls_that_do_not_fit(change, error, message):
     with pytest.raises(error, match=message):
         kernel()(**({"target": "simulator"} | CALL | change))
+
+
+def test_a_call_that_fitted_does_not_excuse_the_next():
+    """What was checked is remembered by value, each kernel for itself."""
+    once = kernel()
+    for _ in range(2):
+        once.launch(**CALL)
+        for change in ({"grid": (0, 1, 1)}, {"template": [("T", 1.5)]}, {"output_shapes": [(64,)] * 2}):
+            with pytest.raises((ValueError, TypeError)):
+                once.launch(**CALL | change)
+    with pytest.raises(ValueError, match="1 output_shapes given for the 2"):
+        Kernel("scaled", ["x", "scale"], ["y", "z"], BODY).launch(**CALL)
+
+
+def test_numbers_keep_their_type_and_sign():
+    """Scalar arrays are kept between calls; equal numbers of different types or signs must not meet."""
+    numbers = [1, 1.0, True, 0, 0.0, -0.0, False, 1]
+    arrays = [kernel().launch(**CALL | {"inputs": [CALL["inputs"][0], number]}).inputs[1] for number in numbers]
+    kinds = {bool: mx.bool_, int: mx.int32, float: mx.float32}
+    assert [a.dtype for a in arrays] == [kinds[type(n)] for n in numbers]
+    assert [str(a.item()) for a in arrays] == [str(n) for n in numbers]
 
 
 def test_missing_devices_say_so():

@@ -10,6 +10,9 @@ from labkit.kernels.launch import Kernel
 from labkit.kernels.signature import Launch, threadgroup_size
 from labkit.kernels.targets.cuda_text import CudaText, is_whole, translate
 
+MOST_BLOCKS = 65535
+"""CUDA's limit of a grid's second and third dimension; Metal has none below 2^32."""
+
 
 def unavailable(kernel: Kernel) -> str:
     """Why this machine cannot, or ""."""
@@ -28,7 +31,7 @@ def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
     return built(
         inputs=inputs,
         template=list(launch.template),
-        grid=tuple(-(-size // part) * part for size, part in zip(launch.grid, group, strict=True)),
+        grid=_whole_blocks(kernel.name, launch.grid, group),
         threadgroup=group,
         output_shapes=launch.output_shapes,
         output_dtypes=launch.output_dtypes,
@@ -40,8 +43,8 @@ def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
 
 def _built(kernel: Kernel, launch: Launch) -> tuple[CudaText, object]:
     """The kernel for launches of this form: which inputs are scalars, which types appear, whether the grid is whole."""
-    types = frozenset(str(t) for t in _dtypes(launch))
-    key = ("cuda", tuple(a.ndim == 0 for a in launch.inputs), types, is_whole(launch))
+    types = frozenset(_dtypes(launch))
+    key = ("cuda", tuple([a.ndim == 0 for a in launch.inputs]), types, is_whole(launch))
     if key not in kernel.device_kernels:
         override = kernel.cuda
         body, header = (override.source, override.header) if override else (None, "")
@@ -65,6 +68,15 @@ def _built(kernel: Kernel, launch: Launch) -> tuple[CudaText, object]:
 def _dtypes(launch: Launch) -> list[mx.Dtype]:
     template = [value for _, value in launch.template if isinstance(value, mx.Dtype)]
     return [*(array.dtype for array in launch.inputs), *launch.output_dtypes, *template]
+
+
+@lru_cache(maxsize=4096)
+def _whole_blocks(name: str, grid: tuple[int, int, int], group: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The grid in threads, rounded up to whole blocks."""
+    blocks = [-(-size // part) for size, part in zip(grid, group, strict=True)]
+    if max(blocks[1:]) > MOST_BLOCKS:
+        raise ValueError(f"kernel {name}: CUDA takes up to {MOST_BLOCKS} threadgroups in y and z, not {blocks}")
+    return tuple(count * part for count, part in zip(blocks, group, strict=True))
 
 
 @lru_cache(maxsize=1024)
