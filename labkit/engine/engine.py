@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from labkit.engine.capacity import Budget, Capacity
-from labkit.engine.events import Event, FinishReason, StepRecord, Usage
+from labkit.engine.completion import Completion
+from labkit.engine.events import Event, StepRecord
 from labkit.engine.params import SamplingParams
 from labkit.engine.request import Request
 from labkit.engine.session import Session, engine_clock
@@ -19,37 +20,6 @@ from labkit.engine.step import Constraint
 from labkit.models import LoadedModel
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
-
-
-class RequestFailed(RuntimeError):
-    """A request ended with an error. `record` is the error event's: code, message and what else helps."""
-
-    def __init__(self, record: dict[str, Any]):
-        super().__init__(f"{record['code']}: {record['message']}")
-        self.record = record
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished answer.
-
-    Attributes:
-        text: the whole text.
-        tokens: the tokens; an end token of the model is not among them.
-        finish_reason: "stop", "length" or "cancelled".
-        usage: counts and times.
-        seed: of the request's draws: the same seed gives the same answer.
-        logprobs: for each token its log-probability and the most likely alternatives, if asked for.
-        stop: the stop string, or the id of the end token, that ended it.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    seed: int
-    logprobs: tuple[tuple[float, tuple[tuple[int, float], ...] | None], ...] | None = None
-    stop: str | int | None = None
 
 
 class Engine:
@@ -146,8 +116,10 @@ class Engine:
         return self._active is None and not self._waiting and not self._undelivered
 
     def close(self) -> None:
-        """Drop every request and give the wired memory back."""
-        self._waiting, self._active, self._undelivered = [], None, []
+        """End every request as cancelled and give the wired memory back. Events that came before can still be read."""
+        for session in self._sessions():
+            session.cancelled = True
+        self._undelivered += self._retire_cancelled()
         if self._wired is not None:
             mx.synchronize()
             mx.set_wired_limit(self._wired)
@@ -209,6 +181,7 @@ class Engine:
 
         Raises:
             ValueError, CapacityError: as `submit`, at once.
+            RuntimeError: from the iterator, if `run` or `step` has handed the request's end to somebody else.
         """
         request = self.request(prompt, params, tools=tools, thinking=thinking, **sampling)
         self.submit(request, constraint=constraint)
@@ -220,21 +193,7 @@ class Engine:
         Raises:
             RequestFailed: it ended with an error.
         """
-        events = list(self.stream(prompt, params, **options))
-        for event in events:
-            if event.kind == "error":
-                raise RequestFailed(event.error)
-        tokens, last = [event for event in events if event.kind == "token"], events[-1]
-        scored = any(event.logprob is not None for event in tokens)
-        return Completion(
-            text="".join(event.text for event in events),
-            tokens=tuple(event.token for event in tokens),
-            finish_reason=last.reason,
-            usage=last.usage,
-            seed=last.seed,
-            logprobs=tuple((event.logprob, event.top_logprobs) for event in tokens) if scored else None,
-            stop=last.stop,
-        )
+        return Completion.of(list(self.stream(prompt, params, **options)))
 
     def request(
         self,
@@ -259,6 +218,11 @@ class Engine:
     def _sessions(self) -> list[Session]:
         return ([self._active] if self._active else []) + self._waiting
 
+    def _holds(self, request_id: str) -> bool:
+        """Whether the request has still something to say."""
+        ids = [*(session.request.id for session in self._sessions()), *(event.request for event in self._undelivered)]
+        return request_id in ids
+
     def _advance(self, session: Session) -> list[Event]:
         try:
             events, record = session.step(self._steps)
@@ -266,7 +230,7 @@ class Engine:
             events = session.fail("step_failed", error)
         except BaseException:
             session.cancel()
-            self._active = None
+            self._remove(session)
             raise
         else:
             self._steps += 1
@@ -274,7 +238,7 @@ class Engine:
             if len(self.log) > self._log_limit:
                 del self.log[: self._log_limit // 2]
         if session.finished:
-            self._active = None
+            self._remove(session)
         return self._deliver(session, events)
 
     def _deliver(self, session: Session, events: list[Event]) -> list[Event]:
@@ -307,6 +271,10 @@ class Engine:
                 self._active = None
             elif session in self._waiting:
                 self._waiting.remove(session)
+        # Who leaves between two steps (cancelled, failed) left after the last one that it took part in.
+        id = session.request.id
+        if self.log and id in self.log[-1].rows and id not in self.log[-1].leaves:
+            self.log[-1] = replace(self.log[-1], leaves=(*self.log[-1].leaves, id))
 
     def _events_of(self, request_id: str) -> Iterator[Event]:
         finished = False
@@ -318,6 +286,8 @@ class Engine:
                 self._undelivered += [event for event in events if event.request != request_id]
                 finished = any(event.kind == "finished" for event in mine)
                 yield from mine
+                if not finished and not self._holds(request_id):
+                    raise RuntimeError(f"the end of request {request_id} was read elsewhere, by run or step")
         finally:
             if not finished and self.cancel(request_id):
                 others = [event for event in self._retire_cancelled() if event.request != request_id]

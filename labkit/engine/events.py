@@ -94,7 +94,7 @@ class StepRecord:
         inputs: the token ids that were fed, row by row, padding left out.
         operations: what was done to the caches before the forward: ("new", id), ("merge", ids), ("extend", ids),
             ("filter", kept rows), ("extract", id), ("trim", n).
-        joins, leaves: requests that entered before the forward and left after it.
+        joins, leaves: requests that entered before the forward, and left after it (finished, cancelled or failed).
         chunk: (start, end) of the prompt tokens of a prefill.
         cache_bytes: bytes of all live caches after the step.
         started, seconds: when it began (seconds since the engine began) and how long it took on the host.

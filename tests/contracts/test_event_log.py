@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import mlx.core as mx
+import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 import labkit
@@ -54,7 +55,7 @@ def test_the_log_adds_up(hybrid):
         chunks = [record.chunk for record in mine if record.kind == "prefill"]
         assert all(end - start <= 4 for start, end in chunks)
     left = [id for record in engine.log for id in record.leaves]
-    assert left == [request.id for request in requests[:2]]
+    assert left == [request.id for request in requests], "whoever joined leaves, cancelled ones too"
     reasons = {event.request: event.reason for event in events if event.kind == "finished"}
     assert list(reasons.values()) == ["length", "length", "cancelled"]
 
@@ -77,6 +78,26 @@ def test_mlx_lm_replays_the_log_to_the_same_tokens(hybrid):
         tokens = [event.token for event in events if event.request == request.id and event.kind == "token"]
         assert chosen[request.id][: len(tokens)] == tokens
         assert len(tokens) >= 2
+
+
+@pytest.mark.parametrize("reason", ["forward", "callback"])
+def test_a_request_that_fails_leaves_the_log_too(hybrid, monkeypatch, reason):
+    engine = labkit.Engine(hybrid)
+    seen = []
+
+    def on_event(event):
+        seen.append(event.kind)
+        if seen.count("token") < 2:
+            return
+        if reason == "callback":
+            raise RuntimeError("broken")
+        monkeypatch.setattr(type(hybrid.model), "__call__", lambda *_, **__: 1 / 0)
+
+    request = engine.request((7, 8), max_tokens=9, ignore_eos=True)
+    engine.submit(request, on_event=on_event)
+    assert list(engine.run())[-1].reason == "error"
+    assert [record.joins for record in engine.log if record.joins] == [(request.id,)]
+    assert [record.leaves for record in engine.log if record.leaves] == [(request.id,)]
 
 
 def test_the_log_is_bounded(hybrid):

@@ -147,6 +147,26 @@ def test_a_stream_runs_what_was_queued_before_and_keeps_its_events(engine):
     assert others[-1].reason == "length"
 
 
+def test_a_stream_whose_end_somebody_else_read_says_so(engine):
+    mine = engine.stream("b", max_tokens=3, ignore_eos=True)
+    next(mine)
+    assert list(engine.run())[-1].kind == "finished"
+    with pytest.raises(RuntimeError, match="read elsewhere"):
+        list(mine)
+
+
+def test_closing_ends_every_request(engine):
+    heard = []
+    mine = engine.stream("b", max_tokens=30, ignore_eos=True)
+    id = engine.submit(engine.request("a", max_tokens=3), on_event=heard.append)
+    next(mine)
+    engine.close()
+    assert (heard[-1].kind, heard[-1].reason) == ("finished", "cancelled")
+    assert list(mine)[-1].reason == "cancelled"
+    assert [(event.request, event.reason) for event in engine.run() if event.kind == "finished"] == [(id, "cancelled")]
+    assert engine.idle
+
+
 def test_a_callback_that_raises_ends_its_request_alone(engine):
     def on_event(event):
         if event.index == 2:
