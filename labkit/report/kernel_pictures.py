@@ -18,30 +18,27 @@ def lanes_on_lines(requests: Mapping[str, Sequence[int]], title: str, *, bytes_e
         requests: for each access pattern the byte address of every lane; one panel each.
         title: the picture's title.
         bytes_each: bytes that one lane asks for, at least 2.
-        lines: lines of memory drawn; a panel says how many more were touched.
+        lines: touched lines drawn at most; a panel says how many more there are.
 
     Returns:
         The matplotlib figure.
     """
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(requests), figsize=(7.2, 0.9 + 0.23 * lines), squeeze=False, sharey=True)
+    figure, panels = plt.subplots(1, len(requests), figsize=(7.2, 1.0 + 0.23 * lines), squeeze=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     for axes, (name, addresses) in zip(panels[0], requests.items(), strict=True):
         touched = sorted({byte // LINE_BYTES for a in addresses for byte in (a, a + bytes_each - 1)})
-        axes.broken_barh([(0, LINE_BYTES)], (-0.4, 0.8), color="none")
-        for line in range(lines):
-            paid = line in touched
-            axes.broken_barh([(0, LINE_BYTES)], (line - 0.4, 0.8), color="#d6e6f2" if paid else "#f2f2f2")
-        asked = sorted(a for a in addresses if a // LINE_BYTES < lines)
-        for line in range(lines):
-            spans = [(a % LINE_BYTES, bytes_each) for a in asked if a // LINE_BYTES == line]
-            axes.broken_barh(spans, (line - 0.4, 0.8), color=style.BLUE)
+        shown = touched[:lines]
+        for place, line in enumerate(shown):
+            axes.broken_barh([(0, LINE_BYTES)], (place - 0.4, 0.8), color="#d6e6f2")
+            spans = [(a - line * LINE_BYTES, bytes_each) for a in addresses if a // LINE_BYTES == line]
+            axes.broken_barh(spans, (place - 0.4, 0.8), color=style.BLUE)
         share = len(set(addresses)) * bytes_each / (len(touched) * LINE_BYTES)
-        more = sum(line >= lines for line in touched)
-        below = f"; {more} more below" if more else ""
+        below = f"; {len(touched) - lines} more below" if len(touched) > lines else ""
         count = f"{len(touched)} line" + ("s" if len(touched) > 1 else "")
         axes.set_title(f"{name}\n{count} moved, {share:.0%} used{below}", fontsize=9, fontweight="normal")
+        axes.set_yticks(range(len(shown)), [str(line) for line in shown], fontsize=8)
         axes.set(xlim=(0, LINE_BYTES), ylim=(lines - 0.4, -0.6), xticks=[0, 32, 64, 96, 128], xlabel="byte of the line")
         axes.grid(False)
     panels[0][0].set_ylabel("128-byte line")

@@ -26,7 +26,7 @@ def _texts(figure) -> list[str]:
         (4, 4, "1 line moved, 100% used"),
         (16, 16, "4 lines moved, 100% used"),
         (16, 2, "4 lines moved, 12% used"),
-        (512, 4, "32 lines moved, 3% used; 30 more below"),
+        (512, 4, "32 lines moved, 3% used; 24 more below"),
         (0, 4, "1 line moved, 3% used"),
     ],
 )
