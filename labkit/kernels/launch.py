@@ -77,6 +77,7 @@ class Kernel:
         self.native = native
         self.cuda = cuda
         self.device_kernels: dict[Any, Any] = {}  # what the metal and cuda targets built, by what shapes the text
+        self.device_launches: dict[Any, Any] = {}  # what they prepared for launches of one form
 
     @classmethod
     def from_file(

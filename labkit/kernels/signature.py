@@ -200,7 +200,7 @@ def template_lines(launch: Launch, types: dict[mx.Dtype, str] = METAL_TYPES) -> 
 
 def threadgroup_size(launch: Launch) -> tuple[int, int, int]:
     """The threadgroup as dispatched: no larger than the grid."""
-    return tuple(min(group, size) for group, size in zip(launch.threadgroup, launch.grid, strict=True))
+    return tuple(map(min, launch.threadgroup, launch.grid))
 
 
 def _same_count(text: MetalText, what: str, got: int, names_of: str, names: tuple[str, ...]) -> None:

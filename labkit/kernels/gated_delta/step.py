@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ MAX_TOKENS = 8
 """Tokens of one step: their keys, queries and values stay within 32 KB of threadgroup memory."""
 
 
+@cache
 def _simdgroups(dv: int) -> int:
     # Sixteen hold 128 columns at once; a wider head takes two rounds.
     per_simdgroup = 32 // PACKED.lanes * PACKED.columns

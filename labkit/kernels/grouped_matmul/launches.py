@@ -232,7 +232,7 @@ def _shared(
         raise ValueError(f"the shared expert's output is {(tokens, n)} {dtype}, not {shared.shape} {shared.dtype}")
     if factor is None or factor.size != tokens:
         raise ValueError(f"the shared expert needs a factor for each of {tokens} tokens, not {factor}")
-    return shared, factor.reshape(-1), True
+    return shared, factor if factor.ndim == 1 else factor.reshape(-1), True
 
 
 def _same_shape(gate: Packed, up: Packed) -> None:

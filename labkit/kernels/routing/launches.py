@@ -13,6 +13,7 @@ from labkit.kernels.launch import Kernel
 from labkit.kernels.routing import reference
 
 Scoring = Literal["softmax", "sigmoid"]
+SCORINGS = get_args(Scoring)
 
 MAX_EXPERTS = 512
 """Sixteen scores in the registers of each lane, and one thread an expert."""
@@ -177,13 +178,13 @@ def _choice(logits, k, experts, scoring, bias, renormalise, scale) -> tuple[list
         )
     if not 1 <= k <= min(experts, MAX_K):
         raise ValueError(f"k must be 1 to {min(experts, MAX_K)} for {experts} experts, not {k}")
-    if scoring not in get_args(Scoring):
-        raise ValueError(f"scoring is one of {', '.join(get_args(Scoring))}, not {scoring!r}")
+    if scoring not in SCORINGS:
+        raise ValueError(f"scoring is one of {', '.join(SCORINGS)}, not {scoring!r}")
     if bias is not None and bias.shape != (experts,):
         raise ValueError(f"bias needs shape {(experts,)}, not {bias.shape}")
     template = [("E", experts), ("K", k), ("SIGMOID", scoring == "sigmoid"), ("BIASED", bias is not None)]
-    biases = _constant(0.0) if bias is None else bias
-    inputs = [logits, biases.reshape(-1), _constant(float(scale)), logits.shape[0], logits.shape[1]]
+    biases = _NO_BIAS if bias is None else bias
+    inputs = [logits, biases, _constant(float(scale)), logits.shape[0], logits.shape[1]]
     return inputs, [*template, ("RENORMALISE", renormalise)]
 
 
@@ -202,6 +203,9 @@ def _check_tile(tile: int) -> None:
 def _group_outputs(assignments: int, experts: int, tile: int) -> dict:
     shapes = [(assignments,), (assignments,), (experts + 1,), (max_blocks(assignments, experts, tile), 4)]
     return {"output_shapes": shapes, "output_dtypes": [mx.int32] * 4}
+
+
+_NO_BIAS = mx.zeros((1,), dtype=mx.float32)
 
 
 @lru_cache

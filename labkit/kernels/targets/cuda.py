@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -13,6 +14,9 @@ from labkit.kernels.targets.cuda_text import CudaText, is_whole, translate
 MOST_BLOCKS = 65535
 """CUDA's limit of a grid's second and third dimension; Metal has none below 2^32."""
 
+MOST_FORMS = 4096
+"""Launch forms that a kernel remembers."""
+
 
 def unavailable(kernel: Kernel) -> str:
     """Why this machine cannot, or ""."""
@@ -22,17 +26,24 @@ def unavailable(kernel: Kernel) -> str:
 
 
 def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
-    """Launch on the GPU; lazily, as MLX does."""
-    translated, built = _built(kernel, launch)
-    inputs = list(launch.inputs)
-    if translated.needs_grid:
-        inputs.append(_grid(launch.grid))
-    group = threadgroup_size(launch)
-    return built(
-        inputs=inputs,
-        template=list(launch.template),
-        grid=_whole_blocks(kernel.name, launch.grid, group),
-        threadgroup=group,
+    """Launch on the GPU; lazily, as MLX does.
+
+    Raises:
+        ValueError: more threadgroups than CUDA takes.
+    """
+    # Once a token and layer: what follows from dtypes and sizes is found once.
+    dtypes = tuple([(array.dtype, array.ndim == 0) for array in launch.inputs])
+    form = (dtypes, launch.output_dtypes, launch.template, launch.grid, launch.threadgroup)
+    prepared = kernel.device_launches.get(form)
+    if prepared is None:
+        if len(kernel.device_launches) >= MOST_FORMS:
+            kernel.device_launches.clear()
+        prepared = kernel.device_launches[form] = _prepare(kernel, launch)
+    return prepared.built(
+        inputs=[*launch.inputs, *prepared.more_inputs],
+        template=prepared.template,
+        grid=prepared.grid,
+        threadgroup=prepared.threadgroup,
         output_shapes=launch.output_shapes,
         output_dtypes=launch.output_dtypes,
         init_value=launch.init_value,
@@ -41,10 +52,35 @@ def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
     )
 
 
-def _built(kernel: Kernel, launch: Launch) -> tuple[CudaText, object]:
+@dataclass(frozen=True)
+class _Prepared:
+    """All that a launch passes to MLX besides its arrays."""
+
+    built: Callable[..., list[mx.array]]
+    template: list
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    more_inputs: list[mx.array]
+
+
+def _prepare(kernel: Kernel, launch: Launch) -> _Prepared:
+    group = threadgroup_size(launch)
+    blocks = [-(-size // part) for size, part in zip(launch.grid, group, strict=True)]
+    if max(blocks[1:]) > MOST_BLOCKS:
+        raise ValueError(f"kernel {kernel.name}: CUDA takes up to {MOST_BLOCKS} threadgroups in y and z, not {blocks}")
+    translated, built = _built(kernel, launch)
+    return _Prepared(
+        built,
+        list(launch.template),
+        tuple(count * part for count, part in zip(blocks, group, strict=True)),
+        group,
+        [mx.array(launch.grid, dtype=mx.uint32)] if translated.needs_grid else [],
+    )
+
+
+def _built(kernel: Kernel, launch: Launch) -> tuple[CudaText, Callable]:
     """The kernel for launches of this form: which inputs are scalars, which types appear, whether the grid is whole."""
-    types = frozenset(_dtypes(launch))
-    key = ("cuda", tuple([a.ndim == 0 for a in launch.inputs]), types, is_whole(launch))
+    key = ("cuda", tuple(a.ndim == 0 for a in launch.inputs), frozenset(_dtypes(launch)), is_whole(launch))
     if key not in kernel.device_kernels:
         override = kernel.cuda
         body, header = (override.source, override.header) if override else (None, "")
@@ -68,17 +104,3 @@ def _built(kernel: Kernel, launch: Launch) -> tuple[CudaText, object]:
 def _dtypes(launch: Launch) -> list[mx.Dtype]:
     template = [value for _, value in launch.template if isinstance(value, mx.Dtype)]
     return [*(array.dtype for array in launch.inputs), *launch.output_dtypes, *template]
-
-
-@lru_cache(maxsize=4096)
-def _whole_blocks(name: str, grid: tuple[int, int, int], group: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The grid in threads, rounded up to whole blocks."""
-    blocks = [-(-size // part) for size, part in zip(grid, group, strict=True)]
-    if max(blocks[1:]) > MOST_BLOCKS:
-        raise ValueError(f"kernel {name}: CUDA takes up to {MOST_BLOCKS} threadgroups in y and z, not {blocks}")
-    return tuple(count * part for count, part in zip(blocks, group, strict=True))
-
-
-@lru_cache(maxsize=1024)
-def _grid(grid: tuple[int, int, int]) -> mx.array:
-    return mx.array(grid, dtype=mx.uint32)
