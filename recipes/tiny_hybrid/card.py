@@ -15,7 +15,7 @@ import numpy as np
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from . import shape, step, train
+from . import schedule, shape
 
 plt.rcParams.update(
     {
@@ -50,11 +50,13 @@ def plot_curves(run: dict, path: Path) -> None:
             at, [bits[name] for _, _, bits in run["evals"]], marker=".", lw=2 if name == "all" else 0.8, label=name
         )
     axes[0, 1].set_ylabel("held-out bits per byte")
-    axes[0, 1].legend(frameon=False, fontsize=7)
+    axes[0, 1].legend(frameon=False, fontsize=7, ncols=2, loc="upper right")
+    axes[0, 1].set_ylim(0, 1.4 * max(max(bits.values()) for _, _, bits in run["evals"]))
     axes[1, 0].plot(millions, curve[:, 3])
     axes[1, 0].set_ylabel("learning rate")
     axes[1, 1].plot(millions, curve[:, 8] / 1e3, lw=0.8)
     axes[1, 1].set_ylabel("thousand tokens a second")
+    axes[1, 1].set_ylim(0)
     for axis in axes[1]:
         axis.set_xlabel("million tokens")
     figure.tight_layout()
@@ -104,8 +106,7 @@ def fields(run: dict, corpora: dict, quality: dict, mlx: dict, samples: list[dic
     ]
     return {
         **{key: str(value) for key, value in trunk.items() if not isinstance(value, dict)},
-        **{key: f"{value:g}" for key, value in vars(train).items() if isinstance(value, int | float)},
-        **{key: f"{value:g}" for key, value in vars(step).items() if isinstance(value, int | float)},
+        **{key: f"{value:g}" for key, value in vars(schedule).items() if isinstance(value, int | float)},
         **facts,
         "parameters_trunk": f"{parameters['trunk']:,}",
         "parameters_head": f"{parameters['mtp']:,}",

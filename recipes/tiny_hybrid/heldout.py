@@ -70,7 +70,8 @@ def paragraphs(text: str) -> list[str]:
 def without_leaks(text: str, grams: set[tuple[str, ...]], n: int = NGRAM) -> tuple[str, int]:
     """(`text` without the paragraphs that share an n-gram with the held-out texts, characters removed).
 
-    An n-gram that crosses a paragraph break also counts: then both of its paragraphs go.
+    An n-gram that crosses one paragraph break also counts: then both of its paragraphs go. One that spans three or more
+    short paragraphs (lists, syntax diagrams) is not found; `overlap` reports what is left.
     """
     if grams.isdisjoint(ngrams(text, n)):
         return text, 0

@@ -1,4 +1,4 @@
-"""Continuations by the shipped model for the card: fixed prompts, none picked for its answer.
+"""Continuations by the shipped model for the card: the same few prompts, greedy and at temperature 0.7.
 
 python -m recipes.tiny_hybrid.samples --model data/models/tiny-hybrid --out samples.json
 """

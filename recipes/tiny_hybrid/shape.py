@@ -25,12 +25,10 @@ TRUNK = {
     "max_position_embeddings": MAX_POSITIONS,
     "tie_word_embeddings": True,
     "attention_bias": False,
-    "rope_parameters": {
+    "rope_parameters": {  # text positions only, so without the sections that Qwen's vision models add
         "rope_type": "default",
         "rope_theta": 10_000_000,
         "partial_rotary_factor": 0.25,
-        "mrope_section": [11, 11, 10],
-        "mrope_interleaved": True,
     },
     "eos_token_id": 2,
     "pad_token_id": 0,

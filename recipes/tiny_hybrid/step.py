@@ -5,11 +5,8 @@ import torch
 from . import fast
 from .loss import linear_cross_entropy
 from .optimiser import MuonAdamW
+from .schedule import BALANCE_WEIGHT, MTP_ROWS, MTP_WEIGHT
 from .trunk import TinyHybrid
-
-MTP_WEIGHT = 0.2
-MTP_ROWS = 4  # the MTP head sees every fourth row of a batch
-BALANCE_WEIGHT = 2e-3
 
 
 class Step:

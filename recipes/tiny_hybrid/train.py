@@ -20,23 +20,11 @@ from . import fast, shape, tokens, trunk
 from .data import Windows
 from .optimiser import MuonAdamW
 from .parts import load_parts, save_parts
+from .schedule import PHASES, SEED, learning_rate
 from .step import Step
 
-SEED = 20
-PEAK_LR = 3e-3
-WARMUP_STEPS = 100
-DECAY_FROM = 0.35  # share of the time after which the learning rate falls linearly to FINAL_LR of its peak
-FINAL_LR = 0.01
-PHASES = ((32, 1024, 0.75), (16, 2048, 1.0))  # rows, length, until this share of the time
 LOG_EVERY = 20
 EVAL_EVERY = 60.0  # seconds
-
-
-def learning_rate(step: int, share: float) -> float:
-    """Warm-up by steps, then constant, then linear decay by the share of the time used."""
-    warm = min(1.0, (step + 1) / WARMUP_STEPS)
-    left = min(1.0, max(0.0, (1.0 - share) / (1.0 - DECAY_FROM)))
-    return PEAK_LR * warm * (FINAL_LR + (1.0 - FINAL_LR) * left)
 
 
 @torch.no_grad()

@@ -1,0 +1,18 @@
+from itertools import pairwise
+
+import pytest
+
+from recipes.tiny_hybrid import schedule
+
+
+def test_learning_rate_warms_up_stays_and_ends_low():
+    assert schedule.learning_rate(0, 0.0) == pytest.approx(schedule.PEAK_LR / schedule.WARMUP_STEPS)
+    assert schedule.learning_rate(1000, schedule.DECAY_FROM) == pytest.approx(schedule.PEAK_LR)
+    rates = [schedule.learning_rate(1000, share / 100) for share in range(35, 101)]
+    assert all(a > b for a, b in pairwise(rates))
+    assert schedule.learning_rate(1000, 1.0) == schedule.learning_rate(1000, 1.5) == pytest.approx(3e-5)
+
+
+def test_phases_cover_the_whole_time_with_equal_batches():
+    assert schedule.PHASES[-1][2] == 1.0
+    assert len({rows * length for rows, length, _ in schedule.PHASES}) == 1
