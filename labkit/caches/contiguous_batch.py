@@ -11,6 +11,7 @@ from labkit.caches import masks
 from labkit.caches.base import Cache, per_row, row_numbers
 from labkit.caches.contiguous import Columns, Contiguous
 from labkit.caches.layout import Layout, keys_and_values
+from labkit.caches.rectangle import right_justified, roll_rows
 
 
 class BatchedContiguous(Columns):
@@ -90,8 +91,8 @@ class BatchedContiguous(Columns):
     def _shift_right(self, columns: mx.array) -> None:
         """Turn the last `columns` [B] of each row into padding on the left."""
         if self.keys is not None:
-            self.keys = masks.roll_rows(self.keys, columns)
-            self.values = masks.roll_rows(self.values, columns)
+            self.keys = roll_rows(self.keys, columns)
+            self.values = roll_rows(self.values, columns)
         self.offset = self.offset - columns
         self.left_padding = self.left_padding + columns
 
@@ -134,21 +135,11 @@ class BatchedContiguous(Columns):
             self.left_padding = mx.concatenate([self.left_padding, other.left_padding])
             return
         filled = max(self._idx, other._idx)
-        like = self if self.keys is not None else other
-        capacity = max(cache.keys.shape[2] for cache in (self, other) if cache.keys is not None)
-
-        def justified(cache: BatchedContiguous, name: str) -> mx.array:
-            model = getattr(like, name)
-            buffer = getattr(cache, name)
-            if buffer is None:
-                return mx.zeros((cache.batch_size, model.shape[1], capacity, model.shape[3]), model.dtype)
-            content = buffer[..., : cache._idx, :]
-            return mx.pad(content, [(0, 0), (0, 0), (filled - cache._idx, capacity - filled), (0, 0)])
-
-        padding = [cache.left_padding + (filled - cache._idx) for cache in (self, other)]
-        self.keys, self.values = (
-            mx.concatenate([justified(self, name), justified(other, name)]) for name in ("keys", "values")
-        )
+        both = self, other
+        capacity = max(cache.keys.shape[2] for cache in both if cache.keys is not None)
+        padding = [cache.left_padding + (filled - cache._idx) for cache in both]
+        parts = [(None if cache.keys is None else cache.keys_and_values(), cache.batch_size) for cache in both]
+        self.keys, self.values = right_justified(parts, filled, capacity)
         self.offset = mx.concatenate([self.offset, other.offset])
         self.left_padding = mx.concatenate(padding)
         self.layout = self.layout or other.layout
@@ -171,18 +162,8 @@ class BatchedContiguous(Columns):
         result = cls([filled - length for length in lengths], next((c.layout for c in caches if c.layout), None))
         if filled == 0:
             return result
-        like = next(cache for cache in caches if cache.offset)
-
-        def justified(cache: Contiguous, name: str) -> mx.array:
-            model = getattr(like, name)
-            if not cache.offset:
-                return mx.zeros((cache.batch_size, model.shape[1], filled, model.shape[3]), model.dtype)
-            content = getattr(cache, name)[..., : cache.offset, :]
-            return mx.pad(content, [(0, 0), (0, 0), (filled - cache.offset, 0), (0, 0)])
-
-        result.keys, result.values = (
-            mx.concatenate([justified(cache, name) for cache in caches]) for name in ("keys", "values")
-        )
+        parts = [(cache.keys_and_values() if cache.offset else None, cache.batch_size) for cache in caches]
+        result.keys, result.values = right_justified(parts, filled, filled)
         result._advance_columns(filled)
         return result
 

@@ -1,4 +1,4 @@
-"""Which columns a query may see, and moving columns by a distance of their own for each row."""
+"""Which columns a query may see."""
 
 from __future__ import annotations
 
@@ -20,10 +20,3 @@ def causal(n: int, offset: int = 0, *, window: int | None = None, left_padding: 
     if left_padding is not None:
         mask = mask & (left_padding[:, None, None, None] <= columns)
     return mask
-
-
-def roll_rows(x: mx.array, shifts: mx.array) -> mx.array:
-    """x [B, H, T, D] with row b rolled right along T by shifts[b]."""
-    n = x.shape[2]
-    index = (mx.arange(n)[None, :] - shifts[:, None]) % n
-    return mx.take_along_axis(x, index[:, None, :, None], axis=2)

@@ -118,6 +118,10 @@ class Rotating(Ring):
             return mx.concatenate([kept, older, newer], axis=2)
         return buffer[..., : self._idx, :]
 
+    def newest(self) -> tuple[mx.array, mx.array]:
+        """Keys and values within the window, oldest first."""
+        return tuple(self.temporal(buffer)[..., -self.size() :, :] for buffer in (self.keys, self.values))
+
     def _trimmed(self, buffer: mx.array, columns: int, behind: mx.array | None = None) -> mx.array:
         parts = [buffer]
         if columns > 0:

@@ -10,7 +10,11 @@ import mlx.core as mx
 from labkit.caches import masks
 from labkit.caches.base import Cache, Unsupported, per_row, row_numbers
 from labkit.caches.layout import Layout
+from labkit.caches.rectangle import right_justified, roll_rows
 from labkit.caches.rotating import Ring, Rotating
+
+# mlx-lm's order.
+_STATE = ("keys", "values", "offset", "left_padding", "max_size", "_offset", "_idx", "rotated")
 
 
 class BatchedRotating(Ring):
@@ -90,7 +94,7 @@ class BatchedRotating(Ring):
         if self._lengths is None:
             return
         past = mx.maximum(0, self.offset - self._lengths)
-        self.keys, self.values = masks.roll_rows(self.keys, past), masks.roll_rows(self.values, past)
+        self.keys, self.values = roll_rows(self.keys, past), roll_rows(self.values, past)
         self.left_padding = self.left_padding + past
         self.offset = self.offset - past
 
@@ -153,29 +157,12 @@ class BatchedRotating(Ring):
 
     @property
     def state(self) -> tuple:
-        return (
-            self.keys,
-            self.values,
-            self.offset,
-            self.left_padding,
-            self.max_size,
-            self._offset,
-            self._idx,
-            self.rotated,
-        )
+        return tuple(getattr(self, name) for name in _STATE)
 
     @state.setter
     def state(self, value: tuple) -> None:
-        (
-            self.keys,
-            self.values,
-            self.offset,
-            self.left_padding,
-            self.max_size,
-            self._offset,
-            self._idx,
-            self.rotated,
-        ) = value
+        for name, item in zip(_STATE, value, strict=True):
+            setattr(self, name, item)
         self._lengths = None
         self.layout = None
         if self.keys is not None:
@@ -240,22 +227,15 @@ class BatchedRotating(Ring):
                 if cache.keys is not None:
                     cache._order()
         filled = max(self._idx, other._idx)
-        like = self if self.keys is not None else other
-        capacity = max(cache.keys.shape[2] for cache in (self, other) if cache.keys is not None)
-
-        def justified(cache: BatchedRotating, name: str) -> mx.array:
-            model, buffer = getattr(like, name), getattr(cache, name)
-            if buffer is None:
-                return mx.zeros((cache.batch_size, model.shape[1], capacity, model.shape[3]), model.dtype)
-            if self.rotated:
-                return buffer
-            content = buffer[..., : cache._idx, :]
-            return mx.pad(content, [(0, 0), (0, 0), (filled - cache._idx, capacity - filled), (0, 0)])
-
-        padding = [cache.left_padding + (filled - cache._idx) for cache in (self, other)]
-        self.keys, self.values = (
-            mx.concatenate([justified(self, name), justified(other, name)]) for name in ("keys", "values")
-        )
+        both = self, other
+        padding = [cache.left_padding + (filled - cache._idx) for cache in both]
+        if self.rotated:  # both have, and write the same column next
+            self.keys = mx.concatenate([self.keys, other.keys])
+            self.values = mx.concatenate([self.values, other.values])
+        else:
+            capacity = max(cache.keys.shape[2] for cache in both if cache.keys is not None)
+            parts = [(None if cache.keys is None else cache.keys_and_values(), cache.batch_size) for cache in both]
+            self.keys, self.values = right_justified(parts, filled, capacity)
         self.offset = mx.concatenate([self.offset, other.offset])
         self.left_padding = mx.concatenate(padding)
         self.layout = self.layout or other.layout
@@ -296,18 +276,8 @@ class BatchedRotating(Ring):
         result = cls(sizes.pop(), [filled - length for length in lengths], layout)
         if filled == 0:
             return result
-        like = next(cache for cache in caches if cache.offset)
-
-        def justified(cache: Rotating, name: str) -> mx.array:
-            model, length = getattr(like, name), cache.size()
-            if not length:
-                return mx.zeros((cache.batch_size, model.shape[1], filled, model.shape[3]), model.dtype)
-            content = cache.temporal(getattr(cache, name))[..., -length:, :]
-            return mx.pad(content, [(0, 0), (0, 0), (filled - length, 0), (0, 0)])
-
-        result.keys, result.values = (
-            mx.concatenate([justified(cache, name) for cache in caches]) for name in ("keys", "values")
-        )
+        parts = [(cache.newest() if cache.offset else None, cache.batch_size) for cache in caches]
+        result.keys, result.values = right_justified(parts, filled, filled)
         result.offset = mx.array([cache.offset for cache in caches for _ in range(cache.batch_size)], dtype=mx.int32)
         result._idx = result._offset = filled
         return result
