@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from labkit import devices
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.json", "vocab.txt")
 _SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+_SIZES |= {"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8}
 _FLOATING = {"F64", "F32", "F16", "BF16"}
 
 
@@ -40,14 +43,26 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise LoadError(f"{folder} is no model folder: it has no config.json")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        config = json.loads(path.read_text(encoding="utf-8"), parse_constant=_number)
+    except (ValueError, OSError, RecursionError) as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise LoadError(f"{path} names no model_type: it is not a language model's config")
+    if not isinstance(config.get("text_config", {}), dict):
+        raise LoadError(f"{path}: text_config must be an object, not {config['text_config']!r}")
+    context = config.get("text_config", config).get("max_position_embeddings", 1)
+    if context is not None and (type(context) is not int or context < 1):
+        raise LoadError(f"{path}: max_position_embeddings must be a whole number of tokens, not {context!r}")
     if config.get("model_file"):
         raise LoadError(f"{path} asks to run the folder's own code ({config['model_file']}): only mlx-lm's own are run")
     return config
+
+
+def _number(constant: str) -> float:
+    # Some models' limits are Infinity; nothing that a model computes with is a NaN.
+    if constant == "NaN":
+        raise ValueError("a value is NaN")
+    return float(constant)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -67,11 +82,13 @@ def weight_files(folder: Path) -> list[Path]:
         strays = sorted(path.name for path in folder.glob("*.safetensors"))
         hint = f"; {strays[0]} is not named model*.safetensors" if strays else ""
         raise LoadError(f"{folder} holds no weights (model*.safetensors){hint}")
+    if broken := [path.name for path in files if not path.is_file()]:
+        raise LoadError(f"{folder / broken[0]} is no file (a link that leads nowhere?): fetch it again")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
             named = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LoadError(f"{index} cannot be read: {error}") from error
         if missing := sorted(named - {path.name for path in files}):
             raise LoadError(
@@ -95,18 +112,37 @@ def read_header(path: Path) -> list[TensorHeader]:
         raw = file.read(length)
     try:
         entries = {name: entry for name, entry in json.loads(raw).items() if name != "__metadata__"}
-        tensors = [
-            TensorHeader(
-                name, entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0]
-            )
-            for name, entry in entries.items()
-        ]
-        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        tensors = [_tensor(name, entry) for name, entry in entries.items()]
+        spans = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
+        if any(start < end for (_, end), (start, _) in pairwise(spans)):
+            raise ValueError("two tensors share bytes")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(f"{path} has a damaged header: {error}") from error
+    end = spans[-1][1] if spans else 0
     if 8 + length + end > size:
         raise LoadError(f"{path} is cut short: {size} bytes where its header announces {8 + length + end}: fetch again")
     return tensors
+
+
+def _tensor(name: str, entry: dict[str, Any]) -> TensorHeader:
+    dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError(f"{name} has the shape {shape} at bytes {begin} to {end}")
+    if dtype in _SIZES and end - begin != math.prod(shape) * _SIZES[dtype]:
+        raise ValueError(f"{name} of shape {shape} in {dtype} cannot be {end - begin} bytes")
+    return TensorHeader(name, dtype, shape, end - begin)
+
+
+def check_layers(folder: Path, config: dict[str, Any], tensors: list[TensorHeader]) -> None:
+    """Raises:
+    LoadError: more layers in the config than tensors in the files: each would be made before one is missed.
+    """
+    layers = config.get("text_config", config).get("num_hidden_layers")
+    if isinstance(layers, int) and layers > len(tensors):
+        raise LoadError(
+            f"the config in {folder} announces {layers} layers, and its weights are {len(tensors)} tensors: "
+            "its config and weights do not fit together"
+        )
 
 
 def bytes_in_memory(tensors: list[TensorHeader], floating_size: int | None) -> int:

@@ -122,9 +122,11 @@ def read_gguf_header(path: Path) -> GgufHeader:
                 key = reader.string()
                 metadata[key] = reader.value(reader.scalar("<I"))
             infos = [_tensor_info(reader) for _ in range(count)]
-        except (struct.error, KeyError, OverflowError, MemoryError) as error:
+        except (struct.error, KeyError, OverflowError, MemoryError, RecursionError) as error:
             raise LoadError(f"{path} has a damaged or cut header ({error}): fetch it again") from error
         alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment % 8:
+            raise LoadError(f"{path} has general.alignment = {alignment!r}, which is no multiple of 8")
         start = math.ceil(reader.at / alignment) * alignment
         tensors = tuple(_placed(path, start, *info) for info in infos)
         end = max((tensor.offset + tensor.nbytes for tensor in tensors), default=start)
@@ -154,7 +156,7 @@ def refuse_unsupported(path: Path, header: GgufHeader) -> None:
     architecture = header.metadata.get("general.architecture")
     if architecture != "llama":
         raise LoadError(f"{path} is of the architecture {architecture!r}: of GGUF, only llama's is loaded")
-    if int(header.metadata.get("llama.expert_count", 0)) > 0:
+    if header.metadata.get("llama.expert_count", 0):
         raise LoadError(f"{path} is a mixture of experts: of GGUF, only dense llama models are loaded")
     kinds = sorted({tensor.type for tensor in header.tensors} - LOADED)
     if kinds:

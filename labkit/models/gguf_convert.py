@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,18 @@ def llama_config(source: Path, header: GgufHeader) -> dict[str, Any]:
     if embedding is None:
         raise LoadError(f"{source} has no token_embd.weight")
 
-    def number(key: str, default: Any = None) -> Any:
+    def number(key: str, default: Any = None, kind: type = int) -> Any:
         value = metadata.get(f"llama.{key}", default)
         if value is None:
             raise LoadError(f"{source} lacks llama.{key}")
+        if type(value) is not kind or not 0 < value < math.inf:
+            raise LoadError(f"{source} has llama.{key} = {value!r}, which is no positive {kind.__name__}")
         return value
 
-    heads = number("attention.head_count")
+    heads, blocks = number("attention.head_count"), number("block_count")
+    present = len({name.split(".")[1] for name in names if name.startswith("blk.")})
+    if blocks != present:
+        raise LoadError(f"{source} announces {blocks} blocks and holds {present}")
     quantisation: dict[str, Any] = {"group_size": _GROUP, "bits": 4}
     for tensor in header.tensors:
         if tensor.type in _BITS:
@@ -86,14 +92,14 @@ def llama_config(source: Path, header: GgufHeader) -> dict[str, Any]:
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": number("embedding_length"),
-        "num_hidden_layers": number("block_count"),
+        "num_hidden_layers": blocks,
         "intermediate_size": number("feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": number("attention.head_count_kv", heads),
         "head_dim": number("attention.key_length", number("embedding_length") // heads),
-        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon", kind=float),
         "vocab_size": embedding.shape[0],
-        "rope_theta": number("rope.freq_base", 10000.0),
+        "rope_theta": number("rope.freq_base", 10000.0, float),
         # llama.cpp permutes the rows of q and k so that rotary pairs are neighbours.
         "rope_traditional": True,
         "max_position_embeddings": number("context_length"),

@@ -26,9 +26,8 @@ def write_tokenizer(source: Path, metadata: dict[str, Any], folder: Path) -> Non
     """
     from tokenizers import AddedToken
 
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not tokens:
-        raise LoadError(f"{source} holds no tokenizer: labkit needs one inside the file")
+    _check(source, metadata)
+    tokens = metadata["tokenizer.ggml.tokens"]
     model = metadata.get("tokenizer.ggml.model")
     if model == "gpt2":
         tokenizer = _byte_level(source, metadata, tokens)
@@ -36,7 +35,7 @@ def write_tokenizer(source: Path, metadata: dict[str, Any], folder: Path) -> Non
         tokenizer = _sentencepiece(metadata, tokens)
     else:
         raise LoadError(f"{source} has a tokenizer of the kind {model!r}: 'gpt2' and 'llama' are read")
-    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     special = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -47,11 +46,36 @@ def write_tokenizer(source: Path, metadata: dict[str, Any], folder: Path) -> Non
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is not None and index < len(tokens):
+        if index is not None:
             config[f"{name}_token"] = tokens[index]
     if template := metadata.get("tokenizer.chat_template"):
         config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+
+
+def _check(source: Path, metadata: dict[str, Any]) -> None:
+    """Raises:
+    LoadError: no tokenizer, or one whose lists are not what they must be.
+    """
+
+    def listed(name: str, kind: type, length: int | None = None) -> bool:
+        values = metadata.get(f"tokenizer.ggml.{name}", [])
+        return isinstance(values, list) and length in (None, len(values)) and all(type(v) is kind for v in values)
+
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise LoadError(f"{source} holds no tokenizer: labkit needs one inside the file")
+    if not listed("tokens", str):
+        raise LoadError(f"{source}: tokenizer.ggml.tokens must be a list of strings")
+    for name, kind in (("token_type", int), ("scores", float)):
+        if metadata.get(f"tokenizer.ggml.{name}") and not listed(name, kind, len(tokens)):
+            raise LoadError(f"{source}: tokenizer.ggml.{name} must be {len(tokens)} numbers, one a token")
+    if not listed("merges", str) or not all(" " in merge for merge in metadata.get("tokenizer.ggml.merges", [])):
+        raise LoadError(f"{source}: tokenizer.ggml.merges must be a list of pairs of tokens")
+    for name in ("bos", "eos", "unknown", "padding"):
+        index = metadata.get(f"tokenizer.ggml.{name}_token_id", 0)
+        if type(index) is not int or not 0 <= index < len(tokens):
+            raise LoadError(f"{source}: tokenizer.ggml.{name}_token_id is {index!r}, which is none of its tokens")
 
 
 def _byte_level(source: Path, metadata: dict[str, Any], tokens: list[str]) -> Any:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +23,7 @@ from labkit.models.files import LoadError
 from labkit.models.tokenizer import Tokenizer
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 _HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
@@ -66,10 +71,13 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> LoadedMo
     Raises:
         LoadError: anything that is wrong with the name, the folder, the files or their size, before weights are read.
     """
+    if dtype is not None and dtype not in _DTYPES:
+        raise LoadError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, not {dtype!r}")
     name = str(name_or_path)
     folder = resolve(name_or_path)
     config = files.read_config(folder)
     headers = [tensor for path in files.weight_files(folder) for tensor in files.read_header(path)]
+    files.check_layers(folder, config, headers)
     files.check_tokenizer(folder)
     if dtype is None and devices.this_device().kind == "cpu":
         dtype = mx.float32
@@ -81,8 +89,14 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> LoadedMo
 
     from labkit.models.adapter import Adapter
 
+    model = Adapter(module, config)
+    if tokenizer.base_vocab_size > model.vocab_size:
+        raise LoadError(
+            f"the tokenizer in {folder} has {tokenizer.base_vocab_size} tokens and the model {model.vocab_size}: "
+            "it is another model's"
+        )
     size = sum(parameter.nbytes for _, parameter in tree_flatten(module.parameters()))
-    return LoadedModel(Adapter(module, config), tokenizer, config, folder, name, size)
+    return LoadedModel(model, tokenizer, config, folder, name, size)
 
 
 def resolve(name_or_path: str | Path) -> Path:
@@ -94,19 +108,20 @@ def resolve(name_or_path: str | Path) -> Path:
     name = str(name_or_path)
     if name in zoo.NAMES:
         return zoo.NAMES[name]()
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name))
+    # os.path's tests say no where pathlib's raise: a name too long for the system, or with a NUL in it.
+    if name and os.path.isdir(path):
         return path
-    if path.is_file():
+    if name and os.path.isfile(path):
         if path.suffix == ".gguf":
             return zoo.gguf(path)
         raise LoadError(f"{path} is a file: give its folder (safetensors), or a .gguf file")
-    if _HUB_ID.fullmatch(name) and not path.parent.is_dir():
+    if _HUB_ID.fullmatch(name) and not os.path.isdir(path.parent):
         return _fetch(name)
-    near = difflib.get_close_matches(name, zoo.NAMES, n=2, cutoff=0.5)
+    near = difflib.get_close_matches(name.strip().lower(), zoo.NAMES, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise LoadError(
-        f"no model {name!r}: {hint}labkit knows {', '.join(zoo.NAMES)}, "
+        f"no model {name[:200]!r}: {hint}labkit knows {', '.join(zoo.NAMES)}, "
         "and takes a model's folder, a .gguf file or a hub id (owner/name)"
     )
 
@@ -117,9 +132,8 @@ def _fetch(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
     except Exception as error:  # the client raises its transport's own errors, of many kinds
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise LoadError(
-            f"{hub_id!r} is no folder here, and the model hub did not give it ({reason}): "
+            f"{hub_id!r} is no folder here, and the model hub did not give it ({_reason(error)}): "
             "check the name and the network, or give a local folder"
         ) from error
 
@@ -130,10 +144,9 @@ def _read_weights(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) 
 
     try:
         module, config = load_model(folder, lazy=True, strict=True)
-    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except Exception as error:  # mlx-lm's classes take a config's values as they are, and stumble in their own ways
         raise LoadError(
-            f"{folder} does not load as a {config['model_type']} model ({reason[:300]}): "
+            f"{folder} does not load as a {config['model_type']} model ({_reason(error)}): "
             "its config and weights do not fit together, or mlx-lm does not know the architecture"
         ) from error
     if dtype is not None:
@@ -151,16 +164,34 @@ def _read_weights(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) 
 def _read_tokenizer(folder: Path) -> Tokenizer:
     from mlx_lm.tokenizer_utils import load as load_tokenizer
     from mlx_lm.utils import load_config
-    from transformers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    # transformers reads the model's config beside the tokenizer, and remarks on keys that only models use.
-    logging.set_verbosity_error()
     try:
         # generation_config.json, where there is one, has the last word on the end tokens.
-        return Tokenizer(load_tokenizer(folder, eos_token_ids=load_config(folder).get("eos_token_id")))
+        ends = load_config(folder).get("eos_token_id")
+        with _without_rope_remarks():
+            # A tokenizer that comes with code of its own is refused: transformers would ask the terminal otherwise.
+            return Tokenizer(load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=ends))
     except Exception as error:  # transformers raises what its tokenizer classes chose
-        reason = str(error).strip().split("\n")[0]
-        raise LoadError(f"the tokenizer in {folder} cannot be read ({reason[:300]})") from error
+        raise LoadError(
+            f"the tokenizer in {folder} cannot be read, or not the config beside it ({_reason(error)})"
+        ) from error
+
+
+@contextmanager
+def _without_rope_remarks() -> Iterator[None]:
+    """transformers reads the model's config beside the tokenizer, and remarks on rotary keys that only models use."""
+    logger = logging.getLogger("transformers.modeling_rope_utils")
+
+    def other(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Unrecognized keys in `rope_parameters`")
+
+    logger.addFilter(other)
+    try:
+        yield
     finally:
-        logging.set_verbosity(verbosity)
+        logger.removeFilter(other)
+
+
+def _reason(error: Exception) -> str:
+    """An error's message in one line, cut to a readable length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

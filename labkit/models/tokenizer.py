@@ -17,12 +17,14 @@ class Tokenizer:
         hf: mlx-lm's wrapper around the Hugging Face tokenizer, for what is not here.
         eos_token_ids: tokens that end a generation.
         vocab_size: tokens, added ones included; the model's logits may have more columns.
+        base_vocab_size: tokens without added ones, which alone a model need not have a row for.
     """
 
     def __init__(self, hf: Any):
         self.hf = hf
         self.eos_token_ids: frozenset[int] = frozenset(hf.eos_token_ids)
         self.vocab_size = len(hf)
+        self.base_vocab_size: int = hf.vocab_size
         self._byte_level = _decodes_bytes(hf)
         self._pieces: dict[int, bytes] = {}
 
