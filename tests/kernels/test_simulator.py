@@ -418,6 +418,15 @@ def test_traffic_as_table_and_picture():
     assert any("rounded" in label.get_text() for label in by_line.axes[0].get_yticklabels())
 
 
+def test_the_example_in_the_documentation_runs(capsys):
+    lines = simulator.__doc__.splitlines()
+    example = "\n".join(line.removeprefix("    ") for line in lines if line.startswith("    "))
+    names = {"x": mx.arange(100, dtype=mx.float32)}
+    exec(example, names)
+    assert mx.array_equal(names["y"], 2 * names["x"])
+    assert "scale: clean" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- mutations
 
 

@@ -7,10 +7,12 @@ barriers and simdgroup operations. Each finding names the line of the Metal text
     from labkit.kernels import simulator
 
     kernel = simulator.metal_kernel("scale", ["x"], ["y"], "uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
-    (y,) = kernel(inputs=[x], grid=(x.size, 1, 1), threadgroup=(64, 1, 1), output_shapes=[x.shape],
-    output_dtypes=[x.dtype]) print(kernel.run(check=True, inputs=[x], ...))        # faults and traffic
+    call = {"inputs": [x], "grid": (x.size, 1, 1), "threadgroup": (64, 1, 1)}
+    call |= {"output_shapes": [x.shape], "output_dtypes": [x.dtype]}
+    (y,) = kernel(**call)
+    print(kernel.run(check=True, **call))  # faults and traffic
 
-    with simulator.intercept(check=True) as session:      # kernels of a library that knows nothing of this
+    with simulator.intercept(check=True) as session:  # kernels of a library that knows nothing of this
         ...
 
 What it cannot tell: times (it counts), address-space errors (`labkit.kernels.address_spaces` finds those), and what

@@ -6,7 +6,8 @@ import ctypes
 import math
 import time
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Literal
 
 import mlx.core as mx
@@ -104,7 +105,7 @@ def run(
     build = Build(check, tuple(compiler), portable_switch)
     if launch.verbose:
         print(translate(text, launch))
-    library = _library(text, _shape_key(launch), build)(launch)
+    library = _library(text, launch, build)
     memory = sum(array.bytes for array in library.storage)
     if memory > THREADGROUP_MEMORY_LIMIT:
         message = f"{memory} bytes of threadgroup memory; Metal gives {THREADGROUP_MEMORY_LIMIT}"
@@ -126,7 +127,7 @@ def run(
         time_limit=time_limit,
     )
     seconds = time.perf_counter() - begin
-    symbols = _symbols(library)
+    symbols = _symbols(library.path)
     faults = diagnose(text, launch, found, library, result, symbols)
     stopped = any(fault.kind in STOPPING for fault in faults)
     outputs = [] if stopped else _outputs(launch, raw)
@@ -154,21 +155,17 @@ def _shape_key(launch: Launch) -> tuple:
 
 
 _loaded: dict[tuple, Library] = {}
-_tables: dict[int, SymbolTable] = {}
 
 
-def _library(text: MetalText, key: tuple, build: Build):
-    def load(launch: Launch) -> Library:
-        full = (text, key, build)
-        if full not in _loaded:
-            unit = translate(text, launch)
-            try:
-                _loaded[full] = Library(build_library(unit, build, _cache()))
-            except OSError:  # trimmed from the cache by another process between finding and loading it
-                _loaded[full] = Library(build_library(unit, build, _cache()))
-        return _loaded[full]
-
-    return load
+def _library(text: MetalText, launch: Launch, build: Build) -> Library:
+    key = (text, _shape_key(launch), build)
+    if key not in _loaded:
+        unit = translate(text, launch)
+        try:
+            _loaded[key] = Library(build_library(unit, build, _cache()))
+        except OSError:  # trimmed from the cache by another process between finding and loading it
+            _loaded[key] = Library(build_library(unit, build, _cache()))
+    return _loaded[key]
 
 
 @lru_cache(maxsize=1)
@@ -176,8 +173,9 @@ def _cache() -> ArtefactCache:
     return ArtefactCache()
 
 
-def _symbols(library: Library) -> SymbolTable:
-    return _tables.setdefault(id(library), SymbolTable(library.path))
+@cache
+def _symbols(library: Path) -> SymbolTable:
+    return SymbolTable(library)
 
 
 def _buffers(text: MetalText, launch: Launch, found: list[Parameter]) -> list[BufferSpec]:
