@@ -23,6 +23,8 @@ from labkit.report.worker import STATIC_VARIABLE
 
 START_TIMEOUT = 60
 CELL_TIMEOUT = 1200
+# Seconds that a worker may be silent while no cell runs: between cells, and after the last one.
+GRACE = 60
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class _Run:
     process: subprocess.Popen
     scratch: tempfile.TemporaryDirectory
     started: float
+    cell_timeout: int
+    deadline: float
     retried: bool = False
     seen: dict[int, psutil.Process] = field(default_factory=dict)
     last: dict[str, Any] | None = None
@@ -142,8 +146,10 @@ def run(
             _pump(events, running, progress)
             for path, one in list(running.items()):
                 _watch(one)
-                if one.process.poll() is None:
+                if one.process.poll() is None and time.monotonic() < one.deadline:
                     continue
+                if one.process.poll() is None:
+                    _give_up(one)
                 _pump(events, running, progress, wait=0)
                 _sweep(one)
                 del running[path]
@@ -196,7 +202,10 @@ def _start(source: Path, output: Path, values: dict, timeouts: dict, events: que
     }
     process.stdin.write(json.dumps(job) + "\n")
     process.stdin.flush()
-    run = _Run(source, output, values, executed.count_code_cells(source), process, scratch, time.monotonic(), retried)
+    now = time.monotonic()
+    deadline = now + timeouts["start_timeout"] + GRACE
+    cells = executed.count_code_cells(source)
+    run = _Run(source, output, values, cells, process, scratch, now, timeouts["cell_timeout"], deadline, retried)
     threading.Thread(target=_read, args=(run, events), daemon=True).start()
     return run
 
@@ -213,7 +222,11 @@ def _pump(events: queue.Queue, running: dict, progress: Callable[[Progress], Non
         except queue.Empty:
             return
         wait = 0
-        if event["event"] == "cell":
+        running_cell = event["event"] == "cell"
+        one.deadline = time.monotonic() + GRACE + (one.cell_timeout if running_cell else 0)
+        if event["event"] == "executed":
+            continue
+        if running_cell:
             one.last = event
             # papermill puts one cell more in front of the others when parameters are given.
             cells = one.cells + bool(one.values)
@@ -229,6 +242,14 @@ def _watch(one: _Run) -> None:
             one.seen.setdefault(child.pid, child)
     except psutil.NoSuchProcess:
         return
+
+
+def _give_up(one: _Run) -> None:
+    """End a worker that is silent where it should not be: a message between it and its kernel was lost."""
+    kind = "other" if one.last else "start"
+    message = "the kernel stopped answering" if one.last else "the kernel never answered"
+    one.end = {"event": "failed", "kind": kind, "message": message, "detail": "", "cell": one.last}
+    one.process.kill()
 
 
 def _sweep(one: _Run) -> None:

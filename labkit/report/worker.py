@@ -28,6 +28,9 @@ class _Events:
             self._channel.write(json.dumps({"event": event, **values}) + "\n")
             self._channel.flush()
 
+    def cell_executed(self, cell: Any, cell_index: int, execute_reply: Any) -> None:
+        self.send("executed", index=cell_index)
+
     def cell_started(self, cell: Any, cell_index: int) -> None:
         if cell.cell_type != "code":
             return
@@ -42,6 +45,7 @@ def execute(job: dict[str, Any], events: _Events) -> None:
     import papermill
     from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from traitlets.config import Config
 
     def failed(kind: str, message: str, detail: str = "") -> None:
         events.send("failed", kind=kind, message=message, detail=detail, cell=events.cell)
@@ -56,9 +60,12 @@ def execute(job: dict[str, Any], events: _Events) -> None:
             cwd=job["cwd"],
             start_timeout=job["start_timeout"],
             execution_timeout=job["cell_timeout"],
-            # An unencrypted channel to 127.0.0.1 is no news at each start.
+            # Sockets in a folder, not TCP ports: two kernels that start together may draw the same free port, and then
+            # one waits for answers that go to the other.
+            config=Config({"KernelManager": {"transport": "ipc"}}),
             extra_arguments=["--log-level=ERROR"],
             on_cell_start=events.cell_started,
+            on_cell_executed=events.cell_executed,
         )
     except papermill.PapermillExecutionError:
         # papermill counts the error of a cell tagged raises-exception too, though it ran all the cells after it.

@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from labkit import resources
 from labkit.report.commands import find_notebooks, notebooks_app, report
 
 
@@ -20,32 +21,29 @@ def invoke():
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-def test_report_runs_collects_and_speaks_json(invoke, tmp_path: Path, write_notebook) -> None:
-    path = write_notebook(
-        tmp_path / "01_small.ipynb",
+def test_report_runs_collects_and_names_what_fails(invoke, tmp_path: Path, write_notebook, monkeypatch) -> None:
+    folder, output = tmp_path / "notebooks", tmp_path / "deep" / "out"
+    folder.mkdir()
+    monkeypatch.setattr(resources, "notebooks_folder", lambda: folder)
+    write_notebook(
+        folder / "01_small.ipynb",
         "from labkit.report import record\n"
         "record('r', basis='predicted', by_size={'1000': 1.5, '20': 2.5}, n=steps, quick=quick)",
     )
-    output = tmp_path / "deep" / "out"
-    done = invoke("report", path, "-p", "steps=9", "--full", "--output", output, "--json")
-    assert done.exit_code == 0, done.output
+    write_notebook(folder / "02_bad.ipynb", "raise KeyError('missing | thing')")
+    done = invoke("report", "-p", "steps=9", "--full", "--output", output, "--json")
+    assert done.exit_code == 1
+    assert "1 of 2 notebooks failed: 02_bad.ipynb, In [3] (raise KeyError('missing | thing')): KeyError" in done.stderr
+    assert "01_small  [3/3]" in done.stderr
     result = json.loads(done.stdout)
-    assert result["passed"] is True
+    assert result["passed"] is False
+    assert [one["passed"] for one in result["notebooks"]] == [True, False]
     assert result["records"][0]["values"] == {"by_size": {"1000": 1.5, "20": 2.5}, "n": 9, "quick": False}
-    assert "[3/3]" in done.stderr
     assert json.loads((output / "summary.json").read_text()) == result
     page = (output / "summary.md").read_text()
     assert "| r | predicted | by size: **20: 2.5, 1000: 1.5**; n: **9**; quick: **False** |" in page
+    assert "missing \\| thing" in page
     assert (output / "01_small.ipynb").is_file()
-
-
-def test_report_fails_and_names_notebook_and_cell(invoke, tmp_path: Path, write_notebook) -> None:
-    path = write_notebook(tmp_path / "01_bad.ipynb", "raise KeyError('missing | thing')")
-    done = invoke("report", path, "--output", tmp_path / "out", "--json")
-    assert done.exit_code == 1
-    assert json.loads(done.stdout)["passed"] is False
-    assert "01_bad.ipynb, In [2] (raise KeyError('missing | thing')): KeyError" in done.stderr
-    assert "missing \\| thing" in (tmp_path / "out" / "summary.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,18 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def refreshed(tmp_path_factory: pytest.TempPathFactory, write_notebook) -> list[bytes]:
-    """The bytes of one notebook, refreshed twice."""
-    path = write_notebook(tmp_path_factory.mktemp("refresh") / "01_small.ipynb", *CELLS)
-    versions = []
-    for _ in range(2):
-        (outcome,) = refresh([path])
-        assert outcome.passed, outcome.failure
+    """The bytes of one notebook, refreshed twice; beside it one that fails, which must stay as it was."""
+    folder = tmp_path_factory.mktemp("refresh")
+    path = write_notebook(folder / "01_small.ipynb", *CELLS)
+    bad = write_notebook(folder / "02_bad.ipynb", "1 / 0")
+    before, versions = bad.read_bytes(), []
+    for notebooks in ([path, bad], [path]):
+        good, *failed = refresh(notebooks)
+        assert good.passed, good.failure
+        assert not any(outcome.passed for outcome in failed)
         versions.append(path.read_bytes())
+    assert bad.read_bytes() == before
+    assert sorted(folder.iterdir()) == [path, bad]
     assert guards.check(path) == []
     return versions
 
@@ -67,15 +72,6 @@ def test_ids_follow_the_text_and_stay_unique() -> None:
     first, second = ids("a = 1", "b = 2"), ids("new", "a = 1", "b = 2")
     assert first == second[1:]
     assert len(set(ids("same", "same", "same"))) == 3
-
-
-def test_a_failing_notebook_is_left_as_it_was(tmp_path: Path, write_notebook) -> None:
-    path = write_notebook(tmp_path / "01_bad.ipynb", "1 / 0")
-    before = path.read_bytes()
-    (outcome,) = refresh([path])
-    assert not outcome.passed
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_streams_that_were_sent_in_pieces_become_one() -> None:

@@ -157,6 +157,29 @@ def test_a_second_failed_start_is_an_error(tmp_path: Path, write_notebook, broke
     assert outcome.failure.describe("n.ipynb") == "n.ipynb: no answer"
 
 
+@pytest.mark.parametrize(
+    ("events", "kind", "cell"),
+    [
+        ([], "start", None),
+        ([{"event": "cell", "number": 1, "index": 1, "line": "x = 1"}, {"event": "executed", "index": 1}], "other", 1),
+    ],
+    ids=["before the first cell", "after the last cell"],
+)
+def test_a_worker_that_falls_silent_is_given_up(events, kind, cell, tmp_path, write_notebook, monkeypatch) -> None:
+    path = write_notebook(tmp_path / "n.ipynb", "x = 1")
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    real = subprocess.Popen
+    mute = f"import sys, time; print({lines!r}, end='', flush=True); time.sleep(300)"
+    monkeypatch.setattr(runner.subprocess, "Popen", lambda command, **kw: real([sys.executable, "-c", mute], **kw))
+    monkeypatch.setattr(runner, "GRACE", 1)
+    before = family()
+    (outcome,) = runner.run([path], tmp_path / "out", start_timeout=0)
+    assert (outcome.failure.kind, outcome.failure.cell) == (kind, cell)
+    assert "answer" in outcome.failure.message
+    assert outcome.retried is (kind == "start")
+    assert family() == before
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_when_the_command_ends_early_its_kernels_end_too(end: signal.Signals, tmp_path: Path, write_notebook) -> None:
     mark = tmp_path / "pid"
