@@ -16,6 +16,7 @@ never reach memory: at a head size of 256 MLX on CUDA spreads them out, 8.6 GB a
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import mlx.core as mx
@@ -100,18 +101,44 @@ def decode_attention(
     if last.shape != (batch,) or (first is not None and first.shape != (batch,)):
         raise ValueError(f"first and last have one entry for each of {batch} rows")
     form = form or choose_form(queries, target_in_use(target))
-    rows = mx.swapaxes(queries, 1, 2).reshape(batch * length, heads, width)
-    back = mx.arange(length - 1, -1, -1, dtype=mx.int32)
-    ends = (last.astype(mx.int32)[:, None] - back).reshape(-1)
-    begins = mx.zeros((batch,), dtype=mx.int32) if first is None else first.astype(mx.int32)
-    begins = mx.repeat(begins, length)
+    rows = _tokens_first(queries)
+    begins, ends = _visible(first, last, batch, length)
     kv_heads, columns = keys.shape[1], keys.shape[2]
     block = BLOCK if layout == "fixed" else 0
     parts = -(-columns // BLOCK) if block else parts_for(batch * length, kv_heads, heads // kv_heads, columns)
     call = decode_call(rows, keys, values, begins, ends, scale=scale, parts=parts, block=block, form=form)
     partial, stats = DECODE[form](**call, target=target)
     out = MERGE(**merge_call(partial, stats, queries.dtype), target=target)[0]
+    if length == 1:
+        return mx.expand_dims(out, 2)
     return mx.swapaxes(out.reshape(batch, length, heads, width), 1, 2)
+
+
+def _tokens_first(queries: mx.array) -> mx.array:
+    batch, heads, length, width = queries.shape
+    if length == 1:
+        return queries.squeeze(2)
+    return mx.swapaxes(queries, 1, 2).reshape(batch * length, heads, width)
+
+
+def _visible(first: mx.array | None, last: mx.array, batch: int, length: int) -> tuple[mx.array, mx.array]:
+    """The visible columns of each new token. A single token of a row sees what is given: at decoding, each of the small
+    operations below would cost as much as a launch of its own."""
+    last = _int32(last)
+    begins = _zeros(batch) if first is None else _int32(first)
+    if length == 1:
+        return begins, last
+    back = mx.arange(length - 1, -1, -1, dtype=mx.int32)
+    return mx.repeat(begins, length), (last[:, None] - back).reshape(-1)
+
+
+def _int32(array: mx.array) -> mx.array:
+    return array if array.dtype == mx.int32 else array.astype(mx.int32)
+
+
+@lru_cache
+def _zeros(count: int) -> mx.array:
+    return mx.array([0] * count, dtype=mx.int32)
 
 
 def choose_prefill_form(queries: mx.array, target: str | None) -> PrefillForm | Literal["mlx"]:
@@ -154,8 +181,8 @@ def prefill_attention(
     reads are the tensor cores' operands.
     """
     batch = queries.shape[0]
-    start = start.astype(mx.int32)
-    first = mx.zeros((batch,), dtype=mx.int32) if first is None else first.astype(mx.int32)
+    start = _int32(start)
+    first = _zeros(batch) if first is None else _int32(first)
     form = form or choose_prefill_form(queries, target_in_use(target))
     if form == "mlx":
         column, token = mx.arange(keys.shape[2]), mx.arange(queries.shape[2])

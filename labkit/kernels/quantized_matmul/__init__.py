@@ -87,7 +87,7 @@ def quantized_matmul(
     """
     if x.ndim == 0 or x.shape[-1] != weights.k or x.size == 0:
         raise ValueError(f"x needs {weights.k} columns and at least one row, not shape {x.shape}")
-    rows = x.reshape(-1, weights.k)
+    rows = x if x.ndim == 2 else x.reshape(-1, weights.k)
     where = target_in_use(target)
     variant = variant or choose_variant(rows.shape[0], x, weights, where)
     form = "tensor" if where == "cuda" and "tensor" in forms(x, weights) else "plain"
@@ -104,4 +104,4 @@ def quantized_matmul(
         ).astype(x.dtype)
     else:
         raise ValueError(f"no variant {variant!r} of quantized_matmul; there are few_rows, many_rows, dequantize, mlx")
-    return y.reshape(*x.shape[:-1], weights.n)
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], weights.n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 
@@ -53,12 +54,13 @@ class Packed:
         """Pack float weights [N, K] or [E, N, K] with `mx.quantize`."""
         return cls(*mx.quantize(weights, group_size, bits), group_size, bits)
 
-    @property
+    # Asked for at each product, so kept.
+    @cached_property
     def n(self) -> int:
         """Rows: outputs of the product."""
         return self.w.shape[-2]
 
-    @property
+    @cached_property
     def k(self) -> int:
         """Columns: inputs of the product."""
         return self.w.shape[-1] * 32 // self.bits
@@ -68,7 +70,7 @@ class Packed:
         """Matrices that lie behind each other."""
         return self.w.shape[0] if self.w.ndim == 3 else 1
 
-    @property
+    @cached_property
     def arrays(self) -> list[mx.array]:
         """[w, scales, biases], as kernels take them."""
         return [self.w, self.scales, self.biases]
@@ -78,12 +80,12 @@ class Packed:
         """Of all three arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    @property
+    @cached_property
     def template(self) -> list[tuple[str, mx.Dtype | int]]:
         """The template arguments that describe it."""
         return [("S", self.scales.dtype), ("BITS", self.bits), ("GROUP", self.group_size), ("K", self.k), ("N", self.n)]
 
-    @property
+    @cached_property
     def fits_kernels(self) -> bool:
         """Whether all arrays are large enough for kernels to take."""
         return min(array.size for array in self.arrays) >= CONSTANT_BELOW
@@ -97,5 +99,6 @@ class Packed:
 def forms(x: mx.array, *weights: Packed) -> tuple[str, ...]:
     """The forms of tiles that can multiply x by these weights: by plain lanes and simdgroup matrices always, by CUDA's
     tensor core where everything is of one 16-bit float dtype."""
-    sixteen = x.dtype in (mx.float16, mx.bfloat16) and all(p.scales.dtype == x.dtype for p in weights)
+    dtype = x.dtype
+    sixteen = dtype in (mx.float16, mx.bfloat16) and all(p.scales.dtype == dtype for p in weights)
     return ("plain", "tensor") if sixteen else ("plain",)
