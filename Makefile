@@ -3,6 +3,8 @@
 SHELL := /bin/sh
 RUN := .venv/bin/
 SYNCED := .venv/.labkit-synced
+# What runs the kernels on an NVIDIA GPU: any Python with MLX's CUDA build, pytest and hypothesis.
+CUDA_PYTHON ?= $(RUN)python
 
 .PHONY: help report test lab book lint notebooks test-nightly test-cuda sanitize-cuda clean clean-venv
 
@@ -35,12 +37,12 @@ notebooks: $(SYNCED) ## Execute the committed notebooks anew and write them back
 test-nightly: $(SYNCED) ## The tests that are too long for every run
 	@$(RUN)python -m pytest -m nightly
 
-test-cuda: ## Every kernel on an NVIDIA GPU (needs MLX's CUDA build)
-	@python3 -m pytest -m cuda tests/kernels
+test-cuda: ## Every kernel on an NVIDIA GPU (CUDA_PYTHON names another Python than .venv's)
+	@$(CUDA_PYTHON) -m pytest -m cuda tests/kernels
 
 sanitize-cuda: ## The same under compute-sanitizer: bad memory accesses, then races
-	@compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m pytest -m cuda tests/kernels
-	@compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m pytest -m cuda tests/kernels
+	@compute-sanitizer --tool memcheck --error-exitcode 1 $(CUDA_PYTHON) -m pytest -m cuda tests/kernels
+	@compute-sanitizer --tool racecheck --error-exitcode 1 $(CUDA_PYTHON) -m pytest -m cuda tests/kernels
 
 clean: ## Remove what the commands made, but not .venv
 	rm -rf reports book/_build build dist

@@ -1,4 +1,4 @@
-"""labkit: a laboratory, and a real engine, for local LLM inference on Apple silicon with MLX.
+"""labkit: local LLM inference with MLX, as a working engine and as a laboratory that takes it apart.
 
 The names below are imported on first use, so that ``import labkit`` costs nothing.
 """

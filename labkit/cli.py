@@ -49,7 +49,7 @@ class _LazyGroup(TyperGroup):
 app = typer.Typer(
     name="labkit",
     cls=_LazyGroup,
-    help="A laboratory, and a real engine, for local LLM inference with MLX.",
+    help="Local LLM inference with MLX: a working engine, and a laboratory that takes it apart.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
@@ -69,7 +69,7 @@ def _print_version(asked: bool) -> None:
 def labkit(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
 ) -> None:
-    """A laboratory, and a real engine, for local LLM inference with MLX."""
+    """Local LLM inference with MLX: a working engine, and a laboratory that takes it apart."""
 
 
 @app.command("doctor")

@@ -1,10 +1,9 @@
 """The in-place rule: how a buffer that outlives a step grows or changes without being copied.
 
-MLX has no in-place write for a custom kernel: its inputs are read-only, its outputs are always fresh arrays, and only
-outputs carry hazards between launches. Writing through an input is a fault that check mode reports. MLX's own
-`slice_update` writes in place only where the back end lets it (Metal and the CPU, when nobody else holds the buffer);
-on CUDA, MLX 0.32 copies the whole buffer for every append: 670 to 820 us for 134 MB on an H200, however small the
-appended row.
+MLX has no in-place write for a custom kernel: it reads inputs and makes new outputs, and MLX orders launches by their
+outputs alone. Writing through an input is a fault that check mode reports. MLX's own `slice_update` writes in place
+only where the back end lets it (Metal and the CPU, when nobody else holds the buffer); on CUDA, MLX 0.32 copies the
+whole buffer for every append: 670 to 820 us for 134 MB on an H200, however small the appended row.
 
 So every kernel and cache here follows one rule:
 

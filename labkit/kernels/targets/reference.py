@@ -1,4 +1,4 @@
-"""Reference: plain MLX ops in fp32 on exactly upcast inputs, rounded once. The oracle of every other target."""
+"""Reference: MLX's own operations, fp32 throughout, rounded at the end. Every other target is held to it."""
 
 from __future__ import annotations
 
