@@ -149,20 +149,21 @@ def _cache_folder() -> Finding:
 
 
 def _compiler() -> Finding:
-    if found := devices.find_program("g++", "clang++", "c++"):
-        return Finding("C++ compiler", "ok", found)
-    if importlib.util.find_spec("ziglang"):
-        return Finding("C++ compiler", "ok", "the clang in the package ziglang")
-    remedy = "install g++ or clang, or `pip install ziglang`: the Metal simulator needs one"
-    return Finding("C++ compiler", "missing", "none on PATH", remedy)
+    from labkit.kernels.simulator import CompilerMissing, find_compiler
+
+    try:
+        return Finding("C++ compiler", "ok", " ".join(find_compiler()))
+    except CompilerMissing as error:
+        return Finding("C++ compiler", "missing", "none on PATH", str(error))
 
 
 def _clang() -> Finding:
-    if importlib.util.find_spec("ziglang"):
-        return Finding("clang (address spaces)", "ok", f"ziglang {version('ziglang')}")
-    if found := devices.find_program("clang"):
-        return Finding("clang (address spaces)", "ok", found)
-    return Finding("clang (address spaces)", "missing", "none", "`pip install ziglang`: kernel checks use it")
+    from labkit.kernels.address_spaces import ClangMissing, find_clang
+
+    try:
+        return Finding("clang (address spaces)", "ok", " ".join(find_clang()))
+    except ClangMissing as error:
+        return Finding("clang (address spaces)", "missing", "none", str(error))
 
 
 def _gpu() -> Finding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,18 +10,18 @@ from typing import Any
 
 import pytest
 
+from labkit.doctor import find_browser
+
 REQUIRED = "LABKIT_REQUIRE_BROWSER"
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-MAC = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 QUIET += ["--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    program = next(filter(None, map(shutil.which, PROGRAMS)), str(MAC) if MAC.exists() else None)
+    program = find_browser()
     if program is None:
-        message = f"no Chromium found (looked for {', '.join(PROGRAMS)}): apt-get install chromium"
+        message = "no Chromium found: apt-get install chromium, or name one in LABKIT_BROWSER"
         if os.environ.get(REQUIRED) == "1":
             pytest.fail(f"{message}; {REQUIRED}=1 requires it")
         pytest.skip(message)

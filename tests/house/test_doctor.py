@@ -1,6 +1,7 @@
 import pytest
 
 from labkit import doctor
+from labkit.kernels import address_spaces
 
 
 def find(findings, what):
@@ -20,11 +21,22 @@ def test_whatever_is_not_ok_says_what_to_do():
 
 
 def test_no_compiler_anywhere_is_found_and_named(monkeypatch):
-    monkeypatch.setattr(doctor.devices, "find_program", lambda *names: None)
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    finding = find(doctor.examine(), "C++ compiler")
-    assert finding.status == "missing"
-    assert "ziglang" in finding.remedy
+    monkeypatch.delenv("LABKIT_CXX", raising=False)
+    address_spaces.find_clang.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.which", lambda name: None)
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        findings = doctor.examine()
+    address_spaces.find_clang.cache_clear()
+    for what in ("C++ compiler", "clang (address spaces)"):
+        finding = find(findings, what)
+        assert finding.status == "missing"
+        assert "pip install ziglang" in finding.remedy
+
+
+def test_a_named_compiler_is_the_one_that_is_found(monkeypatch):
+    monkeypatch.setenv("LABKIT_CXX", "my-c++ -v")
+    assert find(doctor.examine(), "C++ compiler").detail == "my-c++ -v"
 
 
 def test_a_missing_model_makes_the_machine_unhealthy(monkeypatch, tmp_path):
