@@ -43,6 +43,7 @@ class Session:
         self._caches: list[Cache] | None = None
         self._row: DecodingRow | None = None
         self._prefilled = self._emitted = 0
+        self._unreported: list[Event] = []  # of a token that was read in a step that has not ended
         self._submitted = clock()
         self._started = self._first_read = self._last_read = None
 
@@ -100,9 +101,10 @@ class Session:
         ahead = not row.host_first and not is_last
         choice = row.launch() if ahead else row.pending
         read = row.read(choice)
-        events = self._take(read, is_last)
+        self._unreported = self._take(read, is_last)
         if row.host_first and not self.finished:
             row.launch()
+        events, self._unreported = self._unreported, []
         if row.fed == position:
             return events, _plan("read", (), position)
         return events, _plan("decode", (read.token,), position)
@@ -131,10 +133,11 @@ class Session:
         return self._finish("cancelled")
 
     def fail(self, code: str, error: BaseException, **details: Any) -> list[Event]:
-        """End with an error."""
+        """End with an error, after what was read before it."""
         message = str(error) or type(error).__name__
         record = {"code": code, "message": message, "type": type(error).__name__, **details}
-        return [self._event("error", error=record), *self._finish("error")]
+        events, self._unreported = self._unreported, []
+        return [*events, self._event("error", error=record), *self._finish("error")]
 
     def submitted(self) -> Event:
         """The first event."""

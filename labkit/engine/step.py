@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from labkit.caches import Cache
-from labkit.engine.sampling import Choice, RowSampler, choose
+from labkit.engine.sampling import Choice, RowSampler, bits, choose
 from labkit.models import Model, Rows
 
 
@@ -73,6 +73,8 @@ class DecodingRow:
     def _forward(self, token: mx.array) -> None:
         output = self._model(token[:, None], self.caches, Rows.single(self.fed), logits="last")
         mask = self._constraint.mask() if self._constraint else None
+        if mask is not None:
+            _check_mask(mask, output.logits.shape[-1])
         self.pending = choose(output.logits[:, -1, :], token, [self._sampler], [self.chosen], [mask])
         mx.async_eval(self.pending.arrays())
         self.fed += 1
@@ -89,3 +91,11 @@ class DecodingRow:
         if self._constraint is not None:
             self._constraint.accept(token)
         return ReadToken(token, logprob, top)
+
+
+def _check_mask(mask: mx.array, vocabulary: int) -> None:
+    words = -(-vocabulary // 32)
+    if mask.shape != (words,) or mask.dtype != mx.uint32:
+        raise ValueError(f"a constraint's mask must be uint32 [{words}], not {mask.dtype} {list(mask.shape)}")
+    if not mx.any(bits(mask, vocabulary)).item():
+        raise ValueError("the constraint permits no token: end the request instead")

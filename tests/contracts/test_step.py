@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import mlx.core as mx
 import pytest
 
@@ -69,6 +71,28 @@ def test_a_constraint_sees_every_token_before_it_gives_the_next_mask(hybrid):
     assert all(token % 2 == 0 for token in answer.tokens)
     assert tuple(constraint.accepted) == answer.tokens
     assert constraint.asked_after == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (mx.zeros((9,), mx.uint32), "permits no token"),
+        (mx.full((8,), 0xFFFFFFFF, dtype=mx.uint32), r"uint32 \[9\]"),
+        (mx.ones((9,), mx.int32), r"uint32 \[9\]"),
+    ],
+    ids=["nothing", "too short", "signed"],
+)
+def test_a_mask_that_cannot_be_ends_its_request_after_every_token_that_was_accepted(hybrid, mask, words):
+    class Broken(EvenTokens):
+        def mask(self) -> mx.array:
+            return super().mask() if len(self.accepted) < 3 else mask
+
+    constraint, engine = Broken(), labkit.Engine(hybrid)
+    events = list(engine.stream(PROMPT, max_tokens=8, ignore_eos=True, constraint=constraint))
+    assert [event.kind for event in events[-2:]] == ["error", "finished"]
+    assert re.search(words, events[-2].error["message"])
+    assert [event.token for event in events if event.kind == "token"] == constraint.accepted
+    assert len(constraint.accepted) == 3
 
 
 def test_the_token_stays_on_the_device_between_steps(hybrid, monkeypatch):
