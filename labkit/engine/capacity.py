@@ -13,6 +13,9 @@ from labkit.models import LoadedModel
 class Capacity:
     """The numbers that decide whether a request can ever run.
 
+    Caches of mlx-lm's own classes (kind "foreign") do not say their sizes beforehand and are not counted: for a model
+    that has some, `Adapter.limits["bytes_for"]` names the kind, and a request that passes here may still not fit.
+
     Attributes:
         capacity_bytes: what weights and caches together may take.
         weights_bytes: what the weights take.
