@@ -11,13 +11,15 @@ from labkit.report import style
 LINE_BYTES = 128
 
 
-def lanes_on_lines(requests: Mapping[str, Sequence[int]], title: str, *, bytes_each: int, lines: int = 8) -> Any:
+def lanes_on_lines(
+    requests: Mapping[str, Sequence[int]], title: str, *, bytes_each: int | Mapping[str, int], lines: int = 8
+) -> Any:
     """One memory request of a simdgroup: which bytes of which 128-byte lines its 32 lanes ask for.
 
     Args:
         requests: for each access pattern the byte address of every lane; one panel each.
         title: the picture's title.
-        bytes_each: bytes that one lane asks for, at least 2.
+        bytes_each: bytes that one lane asks for, in every pattern or by its name.
         lines: touched lines drawn at most; a panel says how many more there are.
 
     Returns:
@@ -25,23 +27,29 @@ def lanes_on_lines(requests: Mapping[str, Sequence[int]], title: str, *, bytes_e
     """
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(requests), figsize=(7.2, 1.0 + 0.23 * lines), squeeze=False)
+    figure, panels = plt.subplots(1, len(requests), figsize=(7.2, 1.15 + 0.23 * lines), squeeze=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     for axes, (name, addresses) in zip(panels[0], requests.items(), strict=True):
-        touched = sorted({byte // LINE_BYTES for a in addresses for byte in (a, a + bytes_each - 1)})
+        each = bytes_each if isinstance(bytes_each, int) else bytes_each[name]
+        touched = sorted({byte // LINE_BYTES for a in addresses for byte in (a, a + each - 1)})
         shown = touched[:lines]
         for place, line in enumerate(shown):
             axes.broken_barh([(0, LINE_BYTES)], (place - 0.4, 0.8), color="#d6e6f2")
-            spans = [(a - line * LINE_BYTES, bytes_each) for a in addresses if a // LINE_BYTES == line]
+            spans = [(a - line * LINE_BYTES, each) for a in addresses if a // LINE_BYTES == line]
             axes.broken_barh(spans, (place - 0.4, 0.8), color=style.BLUE)
-        share = len(set(addresses)) * bytes_each / (len(touched) * LINE_BYTES)
+        share = len(set(addresses)) * each / (len(touched) * LINE_BYTES)
         below = f"; {len(touched) - lines} more below" if len(touched) > lines else ""
         count = f"{len(touched)} line" + ("s" if len(touched) > 1 else "")
         axes.set_title(f"{name}\n{count} moved, {share:.0%} used{below}", fontsize=9, fontweight="normal")
         axes.set_yticks(range(len(shown)), [str(line) for line in shown], fontsize=8)
-        axes.set(xlim=(0, LINE_BYTES), ylim=(lines - 0.4, -0.6), xticks=[0, 32, 64, 96, 128], xlabel="byte of the line")
+        axes.set(
+            xlim=(0, LINE_BYTES),
+            ylim=(lines - 0.4, -0.6),
+            xticks=[0, 32, 64, 96, 128],
+            xlabel="byte of a 128-byte line",
+        )
         axes.grid(False)
-    panels[0][0].set_ylabel("128-byte line")
+    panels[0][0].set_ylabel("line")
     return figure
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.kernels import simulator
 from labkit.kernels.attention import DECODE, decode_call
-from labkit.kernels.attention.counts import DecodeCounts
+from labkit.kernels.attention.counts import DecodeCounts, part_columns
 
 
 def _traffic(pack: int, parts: int, columns: int) -> simulator.Traffic:
@@ -49,6 +49,22 @@ def test_prediction_has_a_best_number_of_parts() -> None:
     assert min(times, key=times.get) == 132
     # One threadgroup in 132 of the places: the whole read at that share of the rate.
     assert DecodeCounts(32768, 1).seconds(4e12, launch=0) > 100 * DecodeCounts(32768, 132).kv_bytes / 4e12
+
+
+@pytest.mark.parametrize(("parts", "block"), [(4, 0), (7, 0), (4, 16)])
+def test_parts_hold_the_columns_that_the_kernel_reads(parts: int, block: int) -> None:
+    rows = [(0, 50), (13, 40), (5, 5), (60, 64), (0, 64)]
+    kv = (len(rows), 1, 64, 64)
+    first, last = (mx.array(column, dtype=mx.int32) for column in zip(*rows, strict=True))
+    call = decode_call(
+        mx.zeros((len(rows), 1, 64)), mx.zeros(kv), mx.zeros(kv), first, last, scale=1.0, parts=parts, block=block
+    )
+    # All scores are 0, so that a part's sum of weights is its number of columns.
+    sums = DECODE["lanes"](**call, target="simulator")[1][:, 0, :, 1]
+    cuts = [part_columns(*row, parts, block) for row in rows]
+    assert sums.tolist() == [[end - begin for begin, end in cut] for cut in cuts]
+    for (begin, end), cut in zip(rows, cuts, strict=True):
+        assert [column for part in cut for column in range(*part)] == list(range(begin, end))
 
 
 def test_impossible_sizes_are_refused() -> None:

@@ -64,6 +64,10 @@ class DecodeCounts:
         """Multiplications and additions of both products."""
         return 4 * self.rows * self.heads * self.columns * self.width
 
+    def filled(self, resident: int = RESIDENT) -> float:
+        """The share of a device's places for threadgroups that is taken on average, over all waves of the launch."""
+        return self.threadgroups / (-(-self.threadgroups // resident) * resident)
+
     def seconds(self, rate: float, *, resident: int = RESIDENT, launch: float = 4e-6) -> float:
         """The predicted time of both kernels.
 
@@ -73,6 +77,17 @@ class DecodeCounts:
                 fill the places takes as long as one that does.
             launch: seconds that the second, dependent launch costs.
         """
-        waves = -(-self.threadgroups // resident)
-        filled = self.threadgroups / (waves * resident)
-        return self.kv_bytes / (rate * filled) + self.partial_bytes / rate + launch
+        return self.kv_bytes / (rate * self.filled(resident)) + self.partial_bytes / rate + launch
+
+
+def part_columns(first: int, last: int, parts: int, block: int = 0) -> list[tuple[int, int]]:
+    """The columns (begin, end) that each part of a row reads, as `part_of_columns` in columns.h cuts them.
+
+    Args:
+        first, last: the row's visible columns. parts: how many share them.
+        block: 0 for equal parts (layout "general"), otherwise the columns of a block (layout "fixed").
+    """
+    share = block or -(-max(last - first, 0) // parts)
+    origin = 0 if block else first
+    cut = [(max(first, origin + part * share), min(last, origin + (part + 1) * share)) for part in range(parts)]
+    return [(begin, max(begin, end)) for begin, end in cut]
