@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from labkit.models.files import LoadError
+from labkit.models.files import LoadError, check_fits
 from labkit.models.gguf import GgufHeader, read_gguf_header, refuse_unsupported
 from labkit.models.gguf_tokenizer import write_tokenizer
 
@@ -33,10 +33,11 @@ def convert(source: Path, folder: Path) -> None:
     """Write config, weights and tokenizer of `source` into `folder`, which exists.
 
     Raises:
-        LoadError: a file that is damaged or of a kind that is not loaded.
+        LoadError: a file that is damaged, of a kind that is not loaded, or too large for the memory.
     """
     header = read_gguf_header(source)
     refuse_unsupported(source, header)
+    check_fits(str(source), sum(tensor.nbytes for tensor in header.tensors))
     config = llama_config(source, header)
     write_tokenizer(source, header.metadata, folder)
     arrays = mx.load(str(source), format="gguf")

@@ -258,6 +258,14 @@ def test_ggufs_that_are_refused(tmp_path, caches):
     assert not [entry for entry in (caches / "models").iterdir() if not entry.name.startswith(".")]
 
 
+def test_a_gguf_that_does_not_fit_is_refused_before_it_is_converted(tmp_path, caches, monkeypatch):
+    path = llama_gguf(tmp_path / "a.gguf", "Q4_0")
+    monkeypatch.setattr(files, "memory_limit", lambda: 1000)
+    monkeypatch.setattr(mx, "load", lambda *_, **__: pytest.fail("weights were read"))
+    refused(path, "GiB", "smaller")
+    assert not [entry for entry in (caches / "models").iterdir() if not entry.name.startswith(".")]
+
+
 def test_header_and_file_agree(tmp_path):
     header = read_gguf_header(llama_gguf(tmp_path / "a.gguf", "Q4_1"))
     assert header.metadata["llama.block_count"] == 1
