@@ -20,7 +20,7 @@ report: $(SYNCED) ## Set up, run every notebook, build the book from them
 
 test: $(SYNCED) ## Set up, then run every check and test
 	@$(RUN)ruff check . && $(RUN)ruff format --check . && $(RUN)lint-imports --no-logo
-	@$(RUN)python -m pytest
+	@$(RUN)python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
 lab: $(SYNCED) ## Open JupyterLab on the notebooks
 	@$(RUN)jupyter lab --notebook-dir notebooks
