@@ -43,8 +43,10 @@ class Engine:
         capacity_bytes: int | None = None,
         log_limit: int = 1 << 16,
     ):
-        if prefill_chunk is not None and prefill_chunk < 1:
-            raise ValueError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
+        counts = {"prefill_chunk": prefill_chunk, "capacity_bytes": capacity_bytes, "log_limit": log_limit}
+        for name, count in counts.items():
+            if count is not None and (type(count) is not int or count < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, not {count!r}")
         self.loaded = loaded
         self.log: list[StepRecord] = []
         self._chunk = prefill_chunk or 2048
@@ -185,7 +187,10 @@ class Engine:
         """
         request = self.request(prompt, params, tools=tools, thinking=thinking, **sampling)
         self.submit(request, constraint=constraint)
-        return self._events_of(request.id)
+        events = self._events_of(request.id)
+        # Into its try block: a generator that was never started would let go of its request without cancelling it.
+        next(events)
+        return events
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer; arguments as for `stream`.
@@ -206,9 +211,11 @@ class Engine:
     ) -> Request:
         """A prompt in any form -> a request with its tokens."""
         params = replace(params or SamplingParams(), **sampling)
+        if isinstance(prompt, dict):
+            raise ValueError("a prompt is text, tokens or a list of messages: put the one message into a list")
         if isinstance(prompt, str):
             return Request(self.loaded.tokenizer.encode(prompt), params)
-        if len(prompt) and isinstance(prompt[0], dict):
+        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], dict):
             chat = self.loaded.tokenizer.render_chat(list(prompt), tools, thinking)
             return Request(chat.tokens, params, segments=chat.segments)
         return Request(prompt, params)
@@ -236,7 +243,7 @@ class Engine:
             self._steps += 1
             self.log.append(record)
             if len(self.log) > self._log_limit:
-                del self.log[: self._log_limit // 2]
+                del self.log[: len(self.log) - self._log_limit // 2]
         if session.finished:
             self._remove(session)
         return self._deliver(session, events)
@@ -250,8 +257,12 @@ class Engine:
                 continue
             try:
                 session.on_event(event)
-            except Exception as error:  # a callback may raise anything
+            except BaseException as error:  # a callback may raise anything
                 session.on_event = None
+                if not isinstance(error, Exception):  # an exit or an interrupt is the caller's to see
+                    session.cancel()
+                    self._remove(session)
+                    raise
                 if not session.finished:
                     delivered += session.fail("callback_failed", error)
                     self._remove(session)
@@ -279,6 +290,7 @@ class Engine:
     def _events_of(self, request_id: str) -> Iterator[Event]:
         finished = False
         try:
+            yield
             while not finished:
                 events = self.step()
                 mine = [event for event in events if event.request == request_id]

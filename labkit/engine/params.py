@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,18 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)
-        put("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        put("stop_token_ids", tuple(self.stop_token_ids))
+        try:
+            put("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+            put("stop_token_ids", tuple(self.stop_token_ids))
+        except TypeError as error:
+            raise ValueError(f"stop and stop_token_ids must be sequences: {error}") from error
         if self.logit_bias is not None:
-            put("logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
+            try:
+                put("logit_bias", {index(token): float(bias) for token, bias in self.logit_bias.items()})
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ValueError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}") from error
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
         self._in_range("temperature", 0, math.inf)
         self._in_range("top_p", 0, 1)
         self._in_range("min_p", 0, 1)
@@ -81,7 +90,7 @@ class SamplingParams:
             self._whole(name, 1)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop must be non-empty strings, not {list(self.stop)!r}")
-        if not all(isinstance(token, int) and token >= 0 for token in self.stop_token_ids):
+        if not all(type(token) is int and token >= 0 for token in self.stop_token_ids):
             raise ValueError(f"stop_token_ids must be token ids, not {list(self.stop_token_ids)!r}")
         if self.logit_bias and not all(
             token >= 0 and not math.isnan(bias) and bias != math.inf for token, bias in self.logit_bias.items()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import index
 
 from labkit.engine.params import SamplingParams
 from labkit.models.chat import Segment
@@ -32,7 +34,21 @@ class Request:
     segments: Sequence[Segment] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", tuple(int(token) for token in self.tokens))
+        tokens = self.tokens.tolist() if hasattr(self.tokens, "tolist") else self.tokens
+        if not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes)):
+            raise ValueError(f"a prompt's tokens must be a sequence of token ids, not {tokens!r}")
+        try:
+            object.__setattr__(self, "tokens", tuple(index(token) for token in tokens))
+        except TypeError as error:
+            raise ValueError(f"a prompt's tokens must be token ids: {error}") from error
         object.__setattr__(self, "segments", tuple(self.segments))
+        if not isinstance(self.params, SamplingParams):
+            raise ValueError(f"params must be SamplingParams, not {self.params!r}")
+        if not isinstance(self.id, str) or not self.id:
+            raise ValueError(f"id must be a non-empty string, not {self.id!r}")
+        for name in ("priority", "arrival"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, not {value!r}")
         if not self.tokens:
             raise ValueError("the prompt is empty: give at least one token")

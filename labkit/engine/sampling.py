@@ -16,16 +16,18 @@ from labkit.engine.params import SamplingParams
 
 
 class Choice(NamedTuple):
-    """The chosen tokens, unread: token int [B]; for each row its logprob [1] and best alternatives, if asked for."""
+    """The chosen tokens, unread: token int [B]; the log of the sum of exp(logits) [B], finite unless the logits are
+    broken; for each row its logprob [1] and best alternatives, if asked for."""
 
     token: mx.array
+    total: mx.array
     logprob: list[mx.array | None]
     top: list[tuple[mx.array, mx.array] | None]
 
     def arrays(self) -> list[mx.array]:
         """What to evaluate."""
         extra = [array for array in self.logprob if array is not None]
-        return [self.token, *extra, *(array for pair in self.top if pair for array in pair)]
+        return [self.token, self.total, *extra, *(array for pair in self.top if pair for array in pair)]
 
 
 class RowSampler:
@@ -58,7 +60,7 @@ class RowSampler:
 
     def __call__(
         self, logits: mx.array, fed: mx.array, step: int, mask: mx.array | None = None
-    ) -> tuple[mx.array, mx.array | None, tuple[mx.array, mx.array] | None]:
+    ) -> tuple[mx.array, mx.array, mx.array | None, tuple[mx.array, mx.array] | None]:
         """The token of one row.
 
         Args:
@@ -68,7 +70,8 @@ class RowSampler:
             mask: permitted tokens as bits, uint32 [ceil(V / 32)], lowest bit first.
 
         Returns:
-            token [1], its log-probability [1] or None, (tokens [k], log-probabilities [k]) or None.
+            token [1], the log of the sum of exp(logits) [1], the token's log-probability [1] or None,
+            (tokens [k], log-probabilities [k]) or None.
         """
         if self._context:
             self._recent = mx.concatenate([self._recent, fed.astype(mx.int32)])[-self._context :]
@@ -76,11 +79,12 @@ class RowSampler:
                 logits = process(self._recent, logits)
         if mask is not None:
             logits = mx.where(bits(mask, logits.shape[-1]), logits, -mx.inf)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        total = mx.logsumexp(logits, axis=-1, keepdims=True)
+        logprobs = logits - total
         token = self._draw(logprobs, step)
         if self.params.logprobs is None:
-            return token, None, None
-        return token, mx.take_along_axis(logprobs, token[:, None], axis=-1)[0], self._best(logprobs[0])
+            return token, total[:, 0], None, None
+        return token, total[:, 0], mx.take_along_axis(logprobs, token[:, None], axis=-1)[0], self._best(logprobs[0])
 
     def _draw(self, logprobs: mx.array, step: int) -> mx.array:
         p = self.params
@@ -128,14 +132,14 @@ def choose(
     The maximum is taken over log-probabilities, not logits: in 16 bits the two may round a near tie differently.
     """
     if all(row.plain for row in rows) and all(mask is None for mask in masks):
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        return Choice(mx.argmax(logprobs, axis=-1), [None] * len(rows), [None] * len(rows))
+        total = mx.logsumexp(logits, axis=-1, keepdims=True)
+        return Choice(mx.argmax(logits - total, axis=-1), total[:, 0], [None] * len(rows), [None] * len(rows))
     chosen = [
         row(logits[i : i + 1], fed[i : i + 1], step, mask)
         for i, (row, step, mask) in enumerate(zip(rows, steps, masks, strict=True))
     ]
-    tokens, logprobs, best = zip(*chosen, strict=True)
-    return Choice(tokens[0] if len(tokens) == 1 else mx.concatenate(tokens), list(logprobs), list(best))
+    tokens, totals, logprobs, best = zip(*chosen, strict=True)
+    return Choice(mx.concatenate(tokens), mx.concatenate(totals), list(logprobs), list(best))
 
 
 def keys(seed: int, step: int) -> tuple[mx.array, mx.array]:

@@ -8,6 +8,7 @@ it can say what comes next) gives up the overlap and keeps the rule.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
@@ -81,8 +82,17 @@ class DecodingRow:
         self.chosen += 1
 
     def read(self, choice: Choice) -> ReadToken:
-        """Wait for a chosen token."""
+        """Wait for a chosen token.
+
+        Raises:
+            FloatingPointError: there was none to choose.
+        """
         token = choice.token.item()
+        if not math.isfinite(choice.total.item()):
+            raise FloatingPointError(
+                "the model's logits are NaN or infinite, or nothing that may follow has a finite one: check its "
+                "weights, the dtype and logit_bias"
+            )
         logprob = None if choice.logprob[0] is None else choice.logprob[0].item()
         top = None
         if choice.top[0] is not None:
@@ -95,6 +105,8 @@ class DecodingRow:
 
 def _check_mask(mask: mx.array, vocabulary: int) -> None:
     words = -(-vocabulary // 32)
+    if not isinstance(mask, mx.array):
+        raise ValueError(f"a constraint's mask must be an mx.array, uint32 [{words}], not {type(mask).__name__}")
     if mask.shape != (words,) or mask.dtype != mx.uint32:
         raise ValueError(f"a constraint's mask must be uint32 [{words}], not {mask.dtype} {list(mask.shape)}")
     if not mx.any(bits(mask, vocabulary)).item():

@@ -30,6 +30,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool | None = None) -> list[int]:
         """Text -> token ids. Special tokens (a BOS) are added unless the text begins with one already."""
+        _check_text(text)
         if add_special_tokens is None:
             bos = self.hf.bos_token
             add_special_tokens = bos is None or not text.startswith(bos)
@@ -69,7 +70,22 @@ class Tokenizer:
         Raises:
             ValueError: no chat template, no messages, or messages that the template refuses.
         """
+        if not isinstance(messages, list):
+            raise ValueError(f"messages must be a list, not {messages!r}")
+        for message in messages:
+            if isinstance(message, dict) and isinstance(message.get("content"), str):
+                _check_text(message["content"])
         return chat.render(self, messages, tools, thinking)
+
+
+def _check_text(text: str) -> None:
+    """Raises:
+    ValueError: a string that is no text: half a surrogate pair, as Python makes of bytes that are not UTF-8.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text is not valid Unicode at character {error.start}: give it as UTF-8") from error
 
 
 def _decodes_bytes(hf: Any) -> bool:
