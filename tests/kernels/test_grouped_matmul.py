@@ -108,8 +108,7 @@ def test_one_expert_with_all_rows(experts):
 
 
 def test_the_tile_follows_the_load():
-    assert [choose_tile(tokens * 8, 256, "tensor") for tokens in (64, 512, 1024, 2048, 4096)] == [16, 16, 32, 64, 128]
-    assert choose_tile(4096 * 8, 256, "plain") == 64  # the largest tile of simdgroup matrices
+    assert [choose_tile(tokens * 8, 256) for tokens in (64, 256, 512, 1024, 2048, 4096)] == [16, 16, 32, 64, 64, 64]
 
 
 def test_the_tensor_form_needs_cuda_and_sixteen_bits(experts):

@@ -123,7 +123,7 @@ def test_steps_are_shared_out():
         assert simds in (2, 4, 8)
         assert 1 <= unroll <= 4
         assert steps > 32 or steps <= simds * unroll  # all in flight at once
-    assert [tile_for(m) for m in (1, 16, 17, 64, 65, 5000)] == [16, 16, 32, 64, 128, 128]
+    assert [tile_for(m) for m in (1, 16, 17, 64, 65, 5000)] == [16, 16, 32, 64, 64, 64]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,14 @@ BLOCK = 512
 RESIDENT = 264
 """Threadgroups that fill an H200: 132 multiprocessors with two each (128 threads at 255 registers)."""
 
+DECODE_THREADGROUPS = 132
+"""Threadgroups of decode attention: one on each multiprocessor of an H200, though two fit. 16/2 heads of 256
+(data/measured/h200_attention.json): 4K columns took 33 us with one each and 41 with two, 32K 48 and 48, 128K 92 and
+97. Half the parts are half the partial results to write and merge."""
+
+FEWEST_COLUMNS = 128
+"""Columns below which a part is not worth its merge: 4K columns took 33 us in parts of 128 and 41 in parts of 64."""
+
 _FOLDER = Path(__file__).parent
 _COLUMNS = Header.from_file(_FOLDER / "columns.h")
 _HEADER = Header(TILES.preamble, (*TILES.sections, *_COLUMNS.sections))
@@ -60,9 +68,9 @@ PREFILL: dict[PrefillForm, Kernel] = {
 
 
 def parts_for(rows: int, kv_heads: int, group: int, columns: int) -> int:
-    """Parts in the general layout: enough threadgroups to fill the device, none with fewer than 64 columns."""
+    """Parts in the general layout: enough threadgroups to fill the device, none with fewer than `FEWEST_COLUMNS`."""
     threadgroups = rows * kv_heads * -(-group // 8)
-    return max(1, min(-(-RESIDENT // threadgroups), -(-columns // 64)))
+    return max(1, min(-(-DECODE_THREADGROUPS // threadgroups), -(-columns // FEWEST_COLUMNS)))
 
 
 def decode_call(
@@ -144,13 +152,14 @@ def prefill_call(
     *,
     scale: float,
     form: PrefillForm = "simdgroup",
-    simds: int = 4,
+    simds: int | None = None,
 ) -> dict:
     """The arguments of `PREFILL[form]`.
 
     Args:
         queries: [B, Hq, L, D]; keys, values: [B, Hkv, S, D] of the same dtype; start, first: int32 [B].
-        simds: simdgroups of a threadgroup; each takes 8 queries (form "simdgroup") or 16 ("tensor").
+        simds: simdgroups of a threadgroup; each takes 8 queries (form "simdgroup") or 16 ("tensor"). By default 4, or
+            8 of form "tensor" where that leaves two threadgroups for each multiprocessor.
 
     Raises:
         ValueError: shapes, dtypes or sizes that do not fit.
@@ -163,6 +172,9 @@ def prefill_call(
         raise ValueError(f"queries {queries.shape} need as many rows as keys {keys.shape}, D one of 64, 128, 192, 256")
     if form == "tensor" and queries.dtype == mx.float32:
         raise ValueError("the tensor form needs 16-bit floats, not float32")
+    if simds is None:
+        # H200, 4,096 new tokens of 16/2 heads (data/measured/h200_attention.json): 703 us by 8, 789 by 4.
+        simds = 8 if form == "tensor" and -(-length // 128) * heads * batch >= RESIDENT else 4
     template = [("T", queries.dtype), ("D", width), ("SIMDS", simds)]
     if form == "simdgroup":
         template.append(("KEYS", 8 if queries.dtype == mx.float32 else 16))

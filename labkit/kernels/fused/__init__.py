@@ -16,7 +16,6 @@ up projections with their activation, and the down projection with routing weigh
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -66,7 +65,7 @@ def residual_rms_norm_call(x: mx.array, residual: mx.array, weight: mx.array, ep
     # About 8 values a thread: enough loads in flight, and few partial sums.
     threads = min(1024, max(32, -(-dim // 8) // 32 * 32))
     return {
-        "inputs": [x, residual, weight, _constant(eps), dim],
+        "inputs": [x, residual, weight, float(eps), dim],
         "template": [("T", x.dtype), ("THREADS", threads), ("VALUES", -(-dim // threads))],
         "grid": (x.size // dim * threads, 1, 1),
         "threadgroup": (threads, 1, 1),
@@ -96,9 +95,3 @@ def residual_rms_norm(
     Source: RMSNorm, Zhang and Sennrich 2019 (arXiv 1910.07467), in the pre-norm residual form of Qwen and Llama.
     """
     return tuple(RESIDUAL_RMS_NORM(**residual_rms_norm_call(x, residual, weight, eps), target=target))
-
-
-@lru_cache
-def _constant(value: float) -> mx.array:
-    # A scalar array made once: making one at each call costs more than the kernel's arithmetic.
-    return mx.array(value, dtype=mx.float32)

@@ -83,7 +83,7 @@ def qk_norm_rope_call(
     if frequency.shape != (max(rotary // 2, 1),):
         raise ValueError(f"inverse_frequency needs shape ({rotary // 2},), not {frequency.shape}")
     return {
-        "inputs": [queries, keys, q_weight, k_weight, frequency, positions, _constant(eps), rows * length, length],
+        "inputs": [queries, keys, q_weight, k_weight, frequency, positions, float(eps), rows * length, length],
         "template": [
             ("T", queries.dtype),
             ("D", dim),
@@ -136,7 +136,7 @@ def gated_rms_norm_call(
     if weight.shape != (dim,):
         raise ValueError(f"weight needs shape ({dim},), not {weight.shape}")
     return {
-        "inputs": [x, z, weight, _constant(eps), x.size // dim, width, start],
+        "inputs": [x, z, weight, float(eps), x.size // dim, width, start],
         "template": [
             ("T", x.dtype),
             ("D", dim),
@@ -179,7 +179,7 @@ def norm_router_call(
             f"router of {bits} bits in groups of {group_size} does not fit D = {dim}: it has shapes {shapes}"
         )
     return {
-        "inputs": [x, residual, weight, packed, scales, biases, _constant(eps), experts],
+        "inputs": [x, residual, weight, packed, scales, biases, float(eps), experts],
         "template": [("T", x.dtype), ("D", dim), ("BITS", bits), ("GROUP", group_size), ("THREADS", threads)],
         "grid": (-(-experts // (threads // 32)) * threads, rows, 1),
         "threadgroup": (threads, 1, 1),
@@ -203,8 +203,3 @@ def _inverse_frequency(rotary: int, base: float) -> mx.array:
     # In float64, so that an angle at position 100,000 is as good as fp32 can say it.
     exponent = np.arange(0, max(rotary, 2), 2, dtype=np.float64) / max(rotary, 1)
     return mx.array((base**-exponent).astype(np.float32))
-
-
-@lru_cache
-def _constant(value: float) -> mx.array:
-    return mx.array(value, dtype=mx.float32)

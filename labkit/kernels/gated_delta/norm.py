@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import gcd
 from pathlib import Path
 
@@ -22,12 +21,6 @@ GATED_NORM = Kernel.from_file(
 )
 
 
-@lru_cache
-def constant(value: float) -> mx.array:
-    """A scalar array made once: making one at each call costs more than a small kernel."""
-    return mx.array(value, dtype=mx.float32)
-
-
 def gated_norm_call(y: mx.array, z: mx.array, weight: mx.array, eps: float) -> dict:
     """The arguments of `GATED_NORM` for `gated_norm`.
 
@@ -43,7 +36,7 @@ def gated_norm_call(y: mx.array, z: mx.array, weight: mx.array, eps: float) -> d
     expect("weight", weight, (dim,))
     simdgroups = gcd(y.size // dim, 8)
     return {
-        "inputs": [y, z, weight, constant(eps)],
+        "inputs": [y, z, weight, float(eps)],
         "template": [("T", y.dtype), ("DV", dim)],
         "grid": (y.size // dim * 32, 1, 1),
         "threadgroup": (32 * simdgroups, 1, 1),

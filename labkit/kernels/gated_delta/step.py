@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from labkit.kernels.gated_delta import native, reference
 from labkit.kernels.gated_delta.conv import check_layer
-from labkit.kernels.gated_delta.norm import constant
 from labkit.kernels.gated_delta.recurrence import PACKED
 from labkit.kernels.gated_delta.shapes import DELTA, check_spans, expect
 from labkit.kernels.launch import Kernel
@@ -73,7 +72,7 @@ def step_call(
     threads = 32 * _simdgroups(shape.dv)
     states = (shape.batch, shape.length, *state.shape[1:]) if each else state.shape
     return {
-        "inputs": [qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight, spans, constant(eps)],
+        "inputs": [qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight, spans, float(eps)],
         "template": [
             ("T", qkv.dtype),
             *shape.template(),

@@ -34,9 +34,14 @@ __all__ = [
 
 Variant = Literal["few_rows", "many_rows", "dequantize", "mlx"]
 
-DEQUANTIZE_FROM = 1024
-"""Rows from which dequantising once and multiplying beats the tile on CUDA. From counts: MLX's bf16 product runs at 705
-TFLOP/s on an H200, a tile of `mma.sync` below 400, and a pass over the dequantised matrix costs as much as 250 rows."""
+DEQUANTIZE_FROM = 384
+"""Rows from which dequantising once and multiplying beats the tile on CUDA. H200, N = 12288, K = 2048, 4 bits
+(data/measured/h200_quantized_matmul.json): 72 us against the tile's 28 at 64 rows, 114 against 141 at 512, 348 against
+1,002 at 4,096. Between the first two, both lines taken as straight, they meet at 340 rows."""
+
+LANES_BELOW = 8192
+"""Outputs below which one row takes the plain form on CUDA too. Same table: N = 2048 took 9.5 us by lanes and 12.6 by
+tensor cores, whose text is half as long again and hashed at each launch; N = 12288 took 14.7 and 13.3."""
 
 
 NATIVE_MANY_FROM = 4
@@ -46,7 +51,8 @@ NATIVE_MANY_FROM = 4
 def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) -> Variant:
     """The variant for a product on a target.
 
-    CUDA, H200, 4 bits, K = 2048: MLX's op takes 34 us for one row of N = 12288, 77 us for four, where the bytes take 4.
+    CUDA, H200, 4 bits, K = 2048, N = 12288: MLX's op took 18 us for one row, 62 for four, 15 for eight (it has a path
+    for eight alone) and 28 for 64; `few_rows` 13, 15 and 21, `many_rows` 28 (data/measured/h200_quantized_matmul.json).
     Metal: MLX's op, whose kernels are tuned there, except for 2 to 8 rows, which it has no path for.
     CPU, one core of a busy x86-64, N = K = 2048, fp32: one row 1.0 ms against MLX's 5.0, 64 rows 14 against 323.
     """
@@ -91,6 +97,8 @@ def quantized_matmul(
     where = target_in_use(target)
     variant = variant or choose_variant(rows.shape[0], x, weights, where)
     form = "tensor" if where == "cuda" and "tensor" in forms(x, weights) else "plain"
+    if rows.shape[0] == 1 and weights.n < LANES_BELOW:
+        form = "plain"
     if variant == "few_rows":
         (y,) = FEW_ROWS[form](**few_rows_call(rows, weights, form), target=target)
     elif variant == "many_rows":

@@ -14,6 +14,11 @@ from labkit.kernels.quantized_matmul.packed import Packed, forms
 FEW = 8
 """Rows of x that the kernels for few rows take."""
 
+SHORT = 16384
+"""Outputs up to which one row is cut among more simdgroups with less in flight each. H200, K = 2048
+(data/measured/h200_quantized_matmul.json): N = 12288 took 13.3 us by 8 simdgroups and 2 steps, 17 by 4 and 4; with more
+rows, or N = 248320 (119 us against 109), it is the other way round."""
+
 _FOLDER = Path(__file__).parent
 
 
@@ -97,7 +102,7 @@ def few_rows_call(
     m = _rows(x, weights, form)
     if m > FEW:
         raise ValueError(f"at most {FEW} rows, not {m}: use many_rows_call")
-    chosen = split_for(-(-weights.k * weights.bits // 512))
+    chosen = split_for(-(-weights.k * weights.bits // 512), in_flight=2 if m == 1 and weights.n <= SHORT else 4)
     simds, unroll = simds or chosen[0], unroll or chosen[1]
     return {
         "inputs": [x, *weights.arrays],
@@ -121,8 +126,12 @@ def stages_for(tile: int) -> int:
 
 
 def tile_for(rows: int) -> int:
-    """Rows of a tile: the smallest that holds them all, at most 128."""
-    return next((tile for tile in (16, 32, 64) if rows <= tile), 128)
+    """Rows of a tile: the smallest that holds them all, at most 64.
+
+    H200, N = 12288, K = 2048 (data/measured/h200_quantized_matmul.json): 512 rows took 141 us in tiles of 64, 150 of
+    128 and 185 of 32; 4,096 rows 1,002, 1,065 and 1,329.
+    """
+    return next((tile for tile in (16, 32) if rows <= tile), 64)
 
 
 def many_rows_call(

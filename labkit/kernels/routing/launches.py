@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -184,7 +183,7 @@ def _choice(logits, k, experts, scoring, bias, renormalise, scale) -> tuple[list
         raise ValueError(f"bias needs shape {(experts,)}, not {bias.shape}")
     template = [("E", experts), ("K", k), ("SIGMOID", scoring == "sigmoid"), ("BIASED", bias is not None)]
     biases = _NO_BIAS if bias is None else bias
-    inputs = [logits, biases, _constant(float(scale)), logits.shape[0], logits.shape[1]]
+    inputs = [logits, biases, float(scale), logits.shape[0], logits.shape[1]]
     return inputs, [*template, ("RENORMALISE", renormalise)]
 
 
@@ -206,9 +205,3 @@ def _group_outputs(assignments: int, experts: int, tile: int) -> dict:
 
 
 _NO_BIAS = mx.zeros((1,), dtype=mx.float32)
-
-
-@lru_cache
-def _constant(value: float) -> mx.array:
-    # Made once: an array at each call costs more than the kernel's arithmetic.
-    return mx.array(value, dtype=mx.float32)
