@@ -79,6 +79,7 @@ def _oracle(
     import mlx.core as mx
 
     import labkit
+    from labkit.parity.fingerprints import trunk_fingerprint
     from labkit.parity.goldens import open_golden
     from labkit.parity.torch_side import TorchSide, require_torch
 
@@ -88,7 +89,7 @@ def _oracle(
     loaded = labkit.load(model, dtype=getattr(mx, dtype) if dtype else None)
     wanted = Form(form or "whole", prefill)
     if golden is not None:
-        golden.require(loaded.fingerprint)
+        golden.require(trunk_fingerprint(loaded.path))
         yield loaded, golden
     elif against == "mlx-lm":
         yield loaded, _mlx_lm(loaded, wanted, dtype)
@@ -96,7 +97,7 @@ def _oracle(
         from labkit.parity.transformers_layout import export
 
         with tempfile.TemporaryDirectory(prefix="labkit-torch-") as scratch:
-            yield loaded, TorchSide.open(export(loaded.path, scratch, fingerprint=loaded.fingerprint), wanted)
+            yield loaded, TorchSide.open(export(loaded.path, scratch), wanted)
 
 
 def _mlx_lm(loaded: LoadedModel, form: Form, dtype: str | None) -> Side:

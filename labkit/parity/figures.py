@@ -72,6 +72,7 @@ def bars(values: Mapping[str, float], bound: float, baseline: float, title: str)
     axes.axvline(bound, color="C5", linestyle="--")
     axes.axvline(max(baseline, FLOOR), color="C0")
     axes.set_xscale("log")
+    axes.minorticks_off()
     axes.set_xlim(baseline / 30, 100)
     axes.set_xlabel("largest logit difference (nat); blue: no mistake, dashed: the bound")
     axes.set_title(title)
@@ -100,10 +101,11 @@ def ties(report: ParityReport, title: str) -> Any:
     axes.add_patch(plt.Rectangle((1e-4, 1e-4), edge, edge, color="C2", alpha=0.12, linewidth=0))
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.minorticks_off()
     axes.set_xlabel("margin of the reference between the two tokens (nat)")
     axes.set_ylabel("margin of the candidate (nat)")
     axes.set_title(title)
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left")
     return figure
 
 

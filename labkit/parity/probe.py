@@ -15,7 +15,6 @@ are the same numbers exactly, on every machine, and nothing of it need be stored
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -192,16 +191,6 @@ def probe_windows(count: int = 2, length: int = 200, seed: int = 1) -> list[np.n
     """Random token windows [length + 1] int32."""
     stream = _Stream(seed)
     return [stream.integers((length + 1,), 9).astype(np.int32) for _ in range(count)]
-
-
-def fingerprint(seed: int = 0) -> str:
-    """SHA-256 over the probe's configuration and dequantised weights, the same for both forms of it."""
-    digest = hashlib.sha256(json.dumps(TEXT_CONFIG, sort_keys=True).encode())
-    for name, value in sorted(probe_weights(seed).items()):
-        dense = value.dense() if isinstance(value, Matrix) else value
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(dense, dtype="<f4").tobytes())
-    return digest.hexdigest()
 
 
 def write_probe(folder: str | Path, *, seed: int = 0, quantised: bool = True) -> Path:

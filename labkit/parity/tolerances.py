@@ -23,7 +23,8 @@ class Tolerance:
 # float32: mlx-lm and transformers' torch differ by 1e-4 and 4e-7 at most, which is also how far torch's two forms are
 # from each other.
 FLOAT32 = Tolerance(max_logit_difference=5e-4, max_kl=1e-6)
-# Anything coarser: no bound on a single logit holds for every depth.
+# Anything coarser: no bound on a single logit holds for every depth. Stock mlx-lm in bfloat16 on a GPU is 3e-4 from
+# float32 on tiny-hybrid.
 REDUCED = Tolerance(mean_kl=5e-3)
 
 

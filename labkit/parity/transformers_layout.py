@@ -12,12 +12,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit.parity.fingerprints import BESIDE_THE_TRUNK, trunk_fingerprint
+
 if TYPE_CHECKING:
     import mlx.core as mx
 
 PREFIX = "language_model."
-# Not part of what predicts the next token: mlx-lm leaves them out too.
-BESIDE_THE_TRUNK = ("mtp.", "vision_tower.")
 SHIFTED_NORMS = (
     ".input_layernorm.weight",
     ".post_attention_layernorm.weight",
@@ -27,10 +27,10 @@ SHIFTED_NORMS = (
 )
 
 
-def export(model_folder: str | Path, target: str | Path, *, fingerprint: str = "") -> Path:
+def export(model_folder: str | Path, target: str | Path) -> Path:
     """Write `target`/model.safetensors and config.json from the mlx-lm folder `model_folder`.
 
-    `fingerprint` is kept in the file's metadata, so that a golden made from the export names the weights it came from.
+    The fingerprint of the weights is kept in the file's metadata, so that a golden can name the weights it came from.
 
     Raises:
         ValueError: if the model is not of the qwen3_5_moe family.
@@ -50,7 +50,7 @@ def export(model_folder: str | Path, target: str | Path, *, fingerprint: str = "
         renamed = to_transformers(dequantised(weights, config.get("quantization", {})))
         mx.eval(renamed)
     target.mkdir(parents=True, exist_ok=True)
-    metadata = {"format": "pt", "source": fingerprint}
+    metadata = {"format": "pt", "source": trunk_fingerprint(source)}
     mx.save_safetensors(str(target / "model.safetensors"), renamed, metadata=metadata)
     text = dict(config.get("text_config", config), model_type="qwen3_5_moe_text")
     text.pop("quantization", None)

@@ -15,6 +15,7 @@ import numpy as np
 
 import labkit
 from labkit.devices import this_device
+from labkit.parity.fingerprints import trunk_fingerprint
 from labkit.parity.goldens import write_golden
 from labkit.parity.sides import MlxLmSide
 
@@ -27,7 +28,7 @@ def main() -> None:
     arguments = parser.parse_args()
     job = json.loads((arguments.job / "job.json").read_text())
     loaded = labkit.load(job["model"])
-    if loaded.fingerprint != job["fingerprint"]:
+    if trunk_fingerprint(loaded.path) != job["fingerprint"]:
         sys.exit(f"{arguments.job} was prepared from other weights; prepare it again")
     side = MlxLmSide.open(loaded.path, dtype="bfloat16")
     side.name = f"mlx-lm {version('mlx-lm')} on {this_device().kind}"

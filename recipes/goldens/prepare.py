@@ -14,6 +14,7 @@ import numpy as np
 
 import labkit
 from labkit.parity import probe, transformers_layout
+from labkit.parity.fingerprints import trunk_fingerprint
 from labkit.parity.windows import heldout_texts, windows_across
 
 POSITIONS, LENGTH = 4096, 512
@@ -26,13 +27,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.model == "probe":
         with tempfile.TemporaryDirectory() as scratch:
-            source, mark = probe.write_probe(scratch), probe.fingerprint()
-            transformers_layout.export(source, arguments.folder, fingerprint=mark)
+            source = probe.write_probe(scratch)
+            transformers_layout.export(source, arguments.folder)
+            mark = trunk_fingerprint(source)
         windows = probe.probe_windows()
     else:
         loaded = labkit.load(arguments.model)
-        mark, source = loaded.fingerprint, loaded.path
-        transformers_layout.export(source, arguments.folder, fingerprint=mark)
+        transformers_layout.export(loaded.path, arguments.folder)
+        mark = trunk_fingerprint(loaded.path)
         windows = windows_across(heldout_texts(), loaded.tokenizer.encode, POSITIONS, LENGTH)
     job = {
         "model": Path(arguments.model).name,

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import labkit
 from labkit.parity import commands
 from labkit.parity.commands import DEFECT, MISUSE
+from labkit.parity.fingerprints import trunk_fingerprint
 from labkit.parity.forms import Form
 from labkit.parity.goldens import write_golden
 from labkit.parity.mutations import mutation
@@ -40,7 +41,7 @@ def golden(tmp_path_factory, speaking_probe, text):
     loaded = labkit.load(speaking_probe)
     windows = windows_of(loaded.tokenizer.encode(text.read_text()), 60, 40)
     folder = tmp_path_factory.mktemp("goldens")
-    known = {"fingerprint": loaded.fingerprint, "model": "probe", "versions": {}}
+    known = {"fingerprint": trunk_fingerprint(loaded.path), "model": "probe", "versions": {}}
     model = MlxLmSide.open(speaking_probe, dtype="float32").model
     write_golden(folder / "right.safetensors", MlxLmSide(model, Form.incremental(30)), windows, **known)
     with mutation("permuted head")(model):
@@ -89,7 +90,7 @@ def test_a_defect_is_exit_code_1_with_its_reasons(speaking_probe, golden, candid
     ("arguments", "message"),
     [
         (["--against", "no-such-oracle"], "give a file, or one of: probe/torch-incremental, probe/torch-whole"),
-        (["--against", "probe/torch-whole"], "made from other weights"),
+        (["--against", "tiny-hybrid/torch-whole"], "made from other weights"),
         (["--positions", "100000"], "100000 predictions need 100001 tokens"),
         (["--positions", "0"], "at least 1"),
         (["--prefill", "-3", "--form", "incremental"], "prefill counts tokens"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from labkit.parity.fingerprints import trunk_fingerprint
 from labkit.parity.forms import Form
 from labkit.parity.goldens import GoldenError, GoldenSide, golden_for, write_golden
 from labkit.parity.predictions import BestLogits, FullLogits
-from labkit.parity.probe import fingerprint
 
 
 class Canned:
@@ -95,12 +95,12 @@ def test_foreign_tokens_are_refused(stored, windows):
             list(golden.predict(foreign.astype(np.int32)))
 
 
-def test_a_golden_is_found_by_its_weights():
-    found = golden_for(fingerprint(), "torch-whole")
+def test_a_golden_is_found_by_its_weights(probe_folder):
+    found = golden_for(trunk_fingerprint(probe_folder), "torch-whole")
     assert found is not None
     assert found.form == Form()
     assert golden_for("no such weights", "torch-whole") is None
-    assert golden_for(fingerprint(), "no-such-kind") is None
+    assert golden_for(trunk_fingerprint(probe_folder), "no-such-kind") is None
 
 
 def test_other_weights_are_refused(stored):

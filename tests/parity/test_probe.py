@@ -5,13 +5,14 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from labkit.parity.probe import GROUP, Matrix, fingerprint, probe_weights, probe_windows
+from labkit.parity.fingerprints import trunk_fingerprint
+from labkit.parity.probe import GROUP, Matrix, probe_weights, probe_windows, write_probe
 
 
-def test_its_weights_never_change():
+def test_its_weights_never_change(probe_folder, goldens, tmp_path):
     """Stored goldens belong to exactly these weights; only raw bits of PCG64 enter them."""
-    assert fingerprint() == "7d74d470af9b34c3ea260ef963a1a0dfd37b37db770d269e3854448d4e6be820"
-    assert fingerprint(1) != fingerprint()
+    assert trunk_fingerprint(probe_folder) == goldens["whole"].fingerprint
+    assert trunk_fingerprint(write_probe(tmp_path, seed=1)) != goldens["whole"].fingerprint
 
 
 def test_packed_and_dense_are_the_same_numbers():

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from labkit.models.adapter import Adapter
+from labkit.parity.fingerprints import trunk_fingerprint
 from labkit.parity.forms import Form
-from labkit.parity.probe import fingerprint, probe_config, write_probe
+from labkit.parity.probe import probe_config, write_probe
 from labkit.parity.sides import LabkitSide, MlxLmSide
 from labkit.parity.teacher_forcing import teacher_forced
 from labkit.parity.tolerances import FLOAT32
@@ -31,9 +32,9 @@ def _agrees(golden, side):
     return report
 
 
-def test_the_goldens_belong_to_the_probe(goldens):
+def test_the_goldens_belong_to_the_probe(goldens, probe_folder):
     for golden in goldens.values():
-        golden.require(fingerprint())
+        golden.require(trunk_fingerprint(probe_folder))
         assert golden.name.startswith("torch ")
 
 

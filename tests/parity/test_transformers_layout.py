@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from labkit.parity.fingerprints import trunk_fingerprint
 from labkit.parity.probe import Matrix, probe_weights, write_probe
 from labkit.parity.transformers_layout import dequantised, export, to_transformers
 
@@ -15,13 +16,13 @@ from labkit.parity.transformers_layout import dequantised, export, to_transforme
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     source = write_probe(tmp_path_factory.mktemp("packed"))
-    target = export(source, tmp_path_factory.mktemp("spelled"), fingerprint="abc")
+    target = export(source, tmp_path_factory.mktemp("spelled"))
     weights, metadata = mx.load(str(target / "model.safetensors"), return_metadata=True)
-    return target, {name: np.array(value) for name, value in weights.items()}, metadata
+    return source, target, {name: np.array(value) for name, value in weights.items()}, metadata
 
 
 def test_every_packed_matrix_comes_back_exactly(exported):
-    _, weights, _ = exported
+    _, _, weights, _ = exported
     for name, value in probe_weights().items():
         name = name.removeprefix("language_model.")
         if isinstance(value, Matrix) and "switch_mlp" not in name:
@@ -29,7 +30,7 @@ def test_every_packed_matrix_comes_back_exactly(exported):
 
 
 def test_experts_norms_and_convolution_change_their_form(exported):
-    _, weights, _ = exported
+    _, _, weights, _ = exported
     mine = {name.removeprefix("language_model."): value for name, value in probe_weights().items()}
     gate, up = (mine[f"model.layers.0.mlp.switch_mlp.{part}_proj"].dense() for part in ("gate", "up"))
     np.testing.assert_array_equal(weights["model.layers.0.mlp.experts.gate_up_proj"], np.concatenate([gate, up], 1))
@@ -42,8 +43,8 @@ def test_experts_norms_and_convolution_change_their_form(exported):
 
 
 def test_the_export_says_where_it_comes_from_and_what_its_layers_are(exported):
-    target, _, metadata = exported
-    assert metadata["source"] == "abc"
+    source, target, _, metadata = exported
+    assert metadata["source"] == trunk_fingerprint(source)
     config = json.loads((target / "config.json").read_text())
     assert config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
     assert config["model_type"] == "qwen3_5_moe_text"
