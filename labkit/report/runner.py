@@ -172,7 +172,7 @@ def run(
 
 def _start(source: Path, output: Path, values: dict, timeouts: dict, events: queue.Queue, retried=False) -> _Run:
     # A folder of its own for each: no history, profile or connection file of the user is read, written or left behind.
-    scratch = tempfile.TemporaryDirectory(prefix="labkit-run-", ignore_cleanup_errors=True)
+    scratch = tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True)
     here = Path(scratch.name)
     environment = os.environ | {
         "IPYTHONDIR": str(here / "ipython"),
@@ -198,6 +198,7 @@ def _start(source: Path, output: Path, values: dict, timeouts: dict, events: que
         "output": str(output.resolve()),
         "parameters": values,
         "cwd": os.getcwd(),
+        "sockets": str(here / "kernel"),
         **timeouts,
     }
     process.stdin.write(json.dumps(job) + "\n")

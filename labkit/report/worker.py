@@ -62,7 +62,7 @@ def execute(job: dict[str, Any], events: _Events) -> None:
             execution_timeout=job["cell_timeout"],
             # Sockets in a folder, not TCP ports: two kernels that start together may draw the same free port, and then
             # one waits for answers that go to the other.
-            config=Config({"KernelManager": {"transport": "ipc"}}),
+            config=Config({"KernelManager": {"transport": "ipc", "ip": job["sockets"]}}),
             extra_arguments=["--log-level=ERROR"],
             on_cell_start=events.cell_started,
             on_cell_executed=events.cell_executed,

@@ -43,6 +43,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, write_notebook) -> dict[s
     done = runner.run(notebooks, folder / "out", {"steps": "7"})
     assert time.monotonic() - start < 100
     assert family() - before == set()
+    # Each kernel has sockets of its own: shared ones would let one kernel answer for another.
+    assert not any(outcome.retried for outcome in done)
+    assert not list(Path.cwd().glob("*-ipc*"))
     return {outcome.notebook.stem: outcome for outcome in done}
 
 
