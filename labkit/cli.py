@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -112,7 +115,13 @@ def cache_clear(
     removed = {}
     for name in [kind] if kind else present:
         files, size = _measure(root / name)
-        shutil.rmtree(root / name)
+        if (root / name).is_symlink():
+            (root / name).unlink()  # the folder that it leads to is not ours
+        else:
+            # Whoever uses the cache meanwhile may remove files too: on with the rest.
+            while (root / name).exists():
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(root / name)
         removed[name] = {"files": files, "bytes": size}
     rows = [(name, entry["files"], console.human_bytes(entry["bytes"])) for name, entry in removed.items()]
     console.show(
@@ -124,12 +133,26 @@ def cache_clear(
 
 def _measure(folder: Path) -> tuple[int, int]:
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return len(files), sum(path.stat().st_size for path in files)
+    return len(files), sum(path.stat().st_size for path in files if path.exists())
 
 
 def main() -> None:
-    """The console script's entry."""
-    app()
+    """The console script's entry. What the system refuses (a folder, a full disk) is said in a line, on any command."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever called
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # a narrow locale loses no answer
+    try:
+        app()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            console.stderr.print(f"labkit: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        # What still waits to be written would fail again when the interpreter flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(console.INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from rich.text import Text
 
 stderr = Console(stderr=True)
 
+INTERRUPTED = 130  # the shell's code for an end by Ctrl-C
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 

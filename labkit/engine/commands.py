@@ -6,18 +6,16 @@ import os
 import signal
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from labkit import console
-from labkit.console import JsonOption
+from labkit.console import INTERRUPTED, JsonOption
 
 if TYPE_CHECKING:
     from labkit.engine import Engine, Event, Request
     from labkit.models import LoadedModel
-
-INTERRUPTED = 130  # the shell's code for an end by Ctrl-C
 
 
 def generate(
@@ -44,8 +42,8 @@ def generate(
 
     if raw and system:
         console.fail("--system needs the chat template: leave out --raw", code=2)
-    text = sys.stdin.read() if prompt == "-" else prompt
     try:
+        text = sys.stdin.read() if prompt == "-" else prompt
         params = labkit.SamplingParams(
             temperature=temperature,
             top_p=top_p,
@@ -68,6 +66,8 @@ def generate(
     except ValueError as error:
         console.fail(str(error), code=2)
     except KeyboardInterrupt:
+        if json:
+            console.show(_record(model, seed=seed, finish_reason="cancelled"), as_json=True, render="")
         raise typer.Exit(INTERRUPTED) from None
     _report(model, events, as_json=json)
     if events[-1].reason == "cancelled":
@@ -109,21 +109,29 @@ def _run(engine: Engine, request: Request, *, quiet: bool) -> list[Event]:
     return events
 
 
+def _record(model: str, **found: Any) -> dict[str, Any]:
+    """What --json prints, whatever came of it: the same names each time."""
+    return {
+        "model": model,
+        "text": "",
+        "tokens": [],
+        "finish_reason": None,
+        "stop": None,
+        "seed": None,
+        "usage": None,
+        **found,
+    }
+
+
 def _report(model: str, events: list[Event], *, as_json: bool) -> None:
     last = events[-1]
     text = "".join(event.text for event in events)
     tokens = [event.token for event in events if event.kind == "token"]
     if as_json:
         usage = {**asdict(last.usage), "tokens_per_second": last.usage.tokens_per_second}
-        record = {
-            "model": model,
-            "text": text,
-            "tokens": tokens,
-            "finish_reason": last.reason,
-            "stop": last.stop,
-            "seed": last.seed,
-            "usage": usage,
-        }
+        record = _record(
+            model, text=text, tokens=tokens, finish_reason=last.reason, stop=last.stop, seed=last.seed, usage=usage
+        )
         console.show(record, as_json=True, render="")
         return
     if not text.endswith("\n"):
@@ -138,4 +146,5 @@ def _report(model: str, events: list[Event], *, as_json: bool) -> None:
         f"seed {last.seed}, ended by {last.reason}",
         style="dim",
         highlight=False,
+        soft_wrap=True,
     )

@@ -57,7 +57,8 @@ class Engine:
         self._active: Session | None = None
         self._undelivered: list[Event] = []
         self._stepping = False
-        self._lock = threading.Lock()
+        # Reentrant: a signal's handler may cancel while the thread that it interrupts holds the lock.
+        self._lock = threading.RLock()
         self._wired = _wire_memory()
 
     # -- requests ------------------------------------------------------------------------------------------------------

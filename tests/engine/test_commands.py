@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -98,12 +99,43 @@ def test_ctrl_c_on_a_real_process_and_a_reader_that_leaves(folder):
         assert b"BrokenPipe" not in text
 
 
+def test_ctrl_c_while_the_model_loads_gives_an_object_too(folder, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(labkit, "load", interrupted)
+    result = run(str(folder), "hello", "--json", "--seed", "3")
+    assert result.exit_code == 130
+    record = json.loads(result.stdout)
+    assert (record["finish_reason"], record["text"], record["seed"]) == ("cancelled", "", 3)
+
+
+def test_a_handler_may_cancel_in_the_thread_that_holds_the_engines_lock(folder):
+    engine = labkit.Engine(labkit.load(folder))
+    cancelled = []
+
+    def handler():
+        with engine._lock:
+            cancelled.append(engine.cancel("nobody"))
+
+    thread = threading.Thread(target=handler, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert cancelled == [False]
+
+
+def test_the_closing_line_is_one_line(folder):
+    result = run(str(folder), "hello", "--max-tokens", "12", "--seed", str(2**200))
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         (["no-such-model", "x"], "labkit knows"),
         (["MODEL", "x", "--top-p", "7"], "top_p"),
         (["MODEL", "", "--raw"], "empty"),
+        (["MODEL", "a\udcff"], "not valid Unicode"),
         (["MODEL", "x", "--raw", "--system", "y"], "--raw"),
     ],
 )

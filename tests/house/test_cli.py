@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -6,6 +7,7 @@ import click
 import pytest
 from typer.testing import CliRunner
 
+import labkit.cli as cli_module
 from labkit import devices
 
 
@@ -78,6 +80,45 @@ def test_cache_commands_work_before_anything_was_cached(cli, tmp_path, monkeypat
     monkeypatch.setenv(devices.CACHE_VARIABLE, str(tmp_path / "not" / "there"))
     assert json.loads(cli("cache", "list", "--json").stdout)["kinds"] == {}
     assert cli("cache", "clear").exit_code == 0
+
+
+@pytest.mark.parametrize("stdout", ["full", "closed", "a narrow locale", "a cache that is a file"])
+def test_what_the_system_refuses_is_one_line_and_no_traceback(tmp_path, stdout):
+    (tmp_path / "file").touch()
+    redirect = {"full": ">/dev/full", "closed": ">&-"}.get(stdout, "")
+    command = "kernels list" if stdout != "a cache that is a file" else "generate smollm2-135m x"
+    settings = {"PYTHONIOENCODING": "ascii", "LABKIT_CACHE_DIR": str(tmp_path / "file")}
+    found = subprocess.run(
+        f"'{sys.executable}' -m labkit.cli {command} {redirect}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | settings,
+    )
+    assert "Traceback" not in found.stderr
+    assert len(found.stderr.splitlines()) <= 1, found.stderr
+    assert found.returncode == (1 if stdout in ("full", "a cache that is a file") else 0), found.stderr
+
+
+def test_cache_clear_takes_links_and_what_vanishes_meanwhile(cli, own_cache, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "kept").touch()
+    (own_cache / "link").symlink_to(elsewhere)
+    (devices.cache_folder("kernels") / "file").touch()
+    measure = cli_module._measure
+
+    def vanishing(folder):
+        found = measure(folder)
+        (folder / "file").unlink(missing_ok=True)
+        if folder.name == "kernels":
+            folder.rmdir()
+        return found
+
+    monkeypatch.setattr(cli_module, "_measure", vanishing)
+    result = cli("cache", "clear", "--json")
+    assert result.exit_code == 0, result.output
+    assert (elsewhere / "kept").exists()
+    assert not list(own_cache.iterdir())
 
 
 def test_importing_labkit_and_its_command_stays_light():
