@@ -86,6 +86,65 @@ def strip_comments(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
+_CONDITION = re.compile(
+    r"[ \t]*#[ \t]*(?:(ifn?def)[ \t]+(\w+)|if[ \t]+(!?)[ \t]*defined[ \t]*\(?[ \t]*(\w+)[ \t]*\)?)[ \t]*$"
+)
+_BRANCH = re.compile(r"[ \t]*#[ \t]*(if|ifdef|ifndef|else|elif|endif)\b")
+
+
+def keep_branches(text: str, defined: dict[str, bool]) -> str:
+    """`text` (without comments) with the conditionals on the given names decided; all others stay as they are.
+
+    A conditional is `#ifdef`, `#ifndef` or `#if [!]defined(...)` of one name, with `#else` and without `#elif`.
+    """
+    kept, stack = (
+        [],
+        [],
+    )  # of each open conditional: whether its present branch stays, or None if it is not decided here
+    for line in text.split("\n"):
+        word = branch.group(1) if (branch := _BRANCH.match(line)) else ""
+        if word.startswith("if"):
+            match = _CONDITION.match(line)
+            name = (match.group(2) or match.group(4)) if match else None
+            negated = bool(match) and (match.group(1) == "ifndef" or match.group(3) == "!")
+            stack.append(defined[name] != negated if name in defined else None)
+            ours = stack[-1] is not None
+        elif word == "else" and stack[-1] is not None:
+            stack[-1], ours = not stack[-1], True
+        elif word == "endif":
+            ours = stack.pop() is not None
+        else:
+            ours = False
+        if not ours and all(stays is not False for stays in stack):
+            kept.append(line)
+    return "\n".join(kept)
+
+
+_BRACKETS, _OPERATORS = r"(){}\[\],;", r"+\-*/%&|^<>=!~?:."
+_SPACES = re.compile(
+    rf"(?<=[{_BRACKETS}]) | (?=[{_BRACKETS}])|(?<=[{_OPERATORS}]) (?=\w)"
+    rf"|(?<=\w)(?<![eEpP]) (?=[+\-])|(?<=\w) (?=[{_OPERATORS.replace(chr(92) + '-', '').replace('+', '')}])"
+)
+
+
+def compact(text: str) -> str:
+    """The same tokens in as few characters as lines that stay lines allow, for texts that are hashed at every launch.
+
+    Comments, blank lines, indentation and spaces that part no tokens go; continued preprocessor lines are joined.
+    """
+    text = strip_comments(text)
+    parts, last = [], 0
+    for match in [*_NOT_CODE.finditer(text), None]:
+        code = re.sub(r"[ \t]+", " ", text[last : match.start() if match else len(text)])
+        parts.append(_SPACES.sub("", re.sub(r" ?\n ?", "\n", code)))
+        if match:
+            found, last = match.group(), match.end()
+            if found.lstrip().startswith("#"):
+                found = re.sub(r"[ \t]+", " ", re.sub(r"[ \t]*\\\n[ \t]*", " ", found)).strip()
+            parts.append(found)
+    return "".join(parts).strip()
+
+
 def identifiers(text: str) -> set[str]:
     """Every word of the code, preprocessor lines included, comments and literals not."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.S)

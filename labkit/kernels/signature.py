@@ -64,7 +64,11 @@ class MetalText:
 
 @dataclass(frozen=True)
 class Launch:
-    """One call of a kernel: arrays, sizes and template arguments."""
+    """One call of a kernel: arrays, sizes and template arguments.
+
+    Attributes:
+        numbers: for each input the Python number that it was given as, or None for an array; empty if nobody knows.
+    """
 
     inputs: tuple[mx.array, ...]
     output_shapes: tuple[tuple[int, ...], ...]
@@ -75,6 +79,7 @@ class Launch:
     init_value: float | None = None
     verbose: bool = False
     stream: Any = None
+    numbers: tuple[Scalar | None, ...] = ()
 
 
 ParameterKind = Literal["input", "scalar", "shape", "strides", "ndim", "output"]
@@ -99,10 +104,19 @@ def as_array(value: mx.array | Scalar) -> mx.array:
         if value == 0:  # 0.0 == -0.0, which a kernel may tell apart
             return mx.array(value, dtype=_SCALAR_DTYPES[type(value)])
         return _scalar(type(value), value)
+    return as_array(_plain_number(value))
+
+
+def _plain_number(value: Any) -> Scalar:
+    """A number of a type derived from Python's, such as numpy's float64, as Python's own."""
+    for kind in _SCALAR_DTYPES:
+        if isinstance(value, kind):
+            return kind(value)
     raise TypeError(f"a kernel's input is an array, int, float or bool, not {type(value).__name__}: {value!r}")
 
 
 _SCALAR_DTYPES = {bool: mx.bool_, int: mx.int32, float: mx.float32}
+_INPUTS = {mx.array, *_SCALAR_DTYPES}
 
 
 @lru_cache(maxsize=4096)
@@ -146,7 +160,9 @@ def make_launch(
     if not known:
         _check_form(text, *form)
         text.checked_forms.add(form)
-    return Launch(tuple(map(as_array, inputs)), *form, init_value, verbose, stream)
+    inputs = [value if type(value) in _INPUTS else _plain_number(value) for value in inputs]
+    numbers = tuple([None if type(value) is mx.array else value for value in inputs])
+    return Launch(tuple(map(as_array, inputs)), *form, init_value, verbose, stream, numbers)
 
 
 def _check_form(

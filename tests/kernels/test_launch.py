@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from labkit.kernels import Kernel, default_target, targets_for, use_target
@@ -100,6 +101,7 @@ def test_numbers_keep_their_type_and_sign():
     kinds = {bool: mx.bool_, int: mx.int32, float: mx.float32}
     assert [a.dtype for a in arrays] == [kinds[type(n)] for n in numbers]
     assert [str(a.item()) for a in arrays] == [str(n) for n in numbers]
+    assert kernel().launch(**CALL | {"inputs": [CALL["inputs"][0], np.float64(0.5)]}).numbers == (None, 0.5)
 
 
 def test_missing_devices_say_so():

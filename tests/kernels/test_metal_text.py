@@ -10,7 +10,9 @@ from labkit.kernels.headers import SHARED
 from labkit.kernels.metal_text import (
     attributes_in,
     blank,
+    compact,
     identifiers,
+    keep_branches,
     remove_words,
     replace_storage,
     storage_declarations,
@@ -136,3 +138,32 @@ def test_the_cuda_text_of_a_small_kernel_is_small():
     launch = small.launch(inputs=[mx.zeros((32,))], **shape)
     whole = sum(len(section.text) for section in vocabulary().sections)
     assert len(translate(small.text, launch).header) < whole / 3
+
+
+def test_compact_keeps_tokens_apart_that_would_join():
+    text = """
+      // a comment
+      #define LONG(a)      \\
+        f(a)               \\
+        + 1
+      int  a = b - -c ,  d = 0xE + 1;   /* gone */
+      x = a > > b ? ::y : r ->q;
+      s = "two  spaces" "  kept";
+      template <class T> struct v { T x [ 4 ] ; } ;
+    """
+    assert compact(text).splitlines() == [
+        "#define LONG(a) f(a) + 1",
+        "int a=b- -c,d=0xE +1;",
+        "x=a> >b? ::y:r->q;",
+        's="two  spaces" "  kept";',
+        "template<class T>struct v{T x[4];};",
+    ]
+
+
+def test_branches_are_decided_for_known_names_alone():
+    text = (
+        "#ifdef CUDA\na\n#ifdef OTHER\nb\n#else\nc\n#endif\n#else\nd\n#endif\n#if !defined(CUDA)\ne\n#else\nf\n#endif"
+    )
+    assert keep_branches(text, {"CUDA": True}).splitlines() == ["a", "#ifdef OTHER", "b", "#else", "c", "#endif", "f"]
+    assert keep_branches(text, {"CUDA": False}).splitlines() == ["d", "e"]
+    assert keep_branches(text, {}) == text

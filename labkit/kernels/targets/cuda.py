@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import mlx.core as mx
 
 from labkit.kernels.launch import Kernel
 from labkit.kernels.signature import Launch, threadgroup_size
-from labkit.kernels.targets.cuda_text import CudaText, is_whole, translate
+from labkit.kernels.targets.cuda_text import CudaText, is_whole, number_words, translate
 
 MOST_BLOCKS = 65535
 """CUDA's limit of a grid's second and third dimension; Metal has none below 2^32."""
@@ -32,15 +33,16 @@ def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
         ValueError: more threadgroups than CUDA takes.
     """
     # Once a token and layer: what follows from dtypes and sizes is found once.
-    dtypes = tuple([(array.dtype, array.ndim == 0) for array in launch.inputs])
-    form = (dtypes, launch.output_dtypes, launch.template, launch.grid, launch.threadgroup)
+    inputs = tuple([(array.dtype, array.ndim == 0) for array in launch.inputs])
+    numbers = tuple([type(number) for number in launch.numbers])
+    form = (inputs, numbers, launch.output_dtypes, launch.template, launch.grid, launch.threadgroup)
     prepared = kernel.device_launches.get(form)
     if prepared is None:
         if len(kernel.device_launches) >= MOST_FORMS:
             kernel.device_launches.clear()
         prepared = kernel.device_launches[form] = _prepare(kernel, launch)
     return prepared.built(
-        inputs=[*launch.inputs, *prepared.more_inputs],
+        inputs=[*[launch.inputs[i] for i in prepared.arrays], *_numbers(launch), *prepared.more_inputs],
         template=prepared.template,
         grid=prepared.grid,
         threadgroup=prepared.threadgroup,
@@ -57,6 +59,7 @@ class _Prepared:
     """All that a launch passes to MLX besides its arrays."""
 
     built: Callable[..., list[mx.array]]
+    arrays: tuple[int, ...]
     template: list
     grid: tuple[int, int, int]
     threadgroup: tuple[int, int, int]
@@ -71,6 +74,7 @@ def _prepare(kernel: Kernel, launch: Launch) -> _Prepared:
     translated, built = _built(kernel, launch)
     return _Prepared(
         built,
+        translated.arrays,
         list(launch.template),
         tuple(count * part for count, part in zip(blocks, group, strict=True)),
         group,
@@ -80,7 +84,8 @@ def _prepare(kernel: Kernel, launch: Launch) -> _Prepared:
 
 def _built(kernel: Kernel, launch: Launch) -> tuple[CudaText, Callable]:
     """The kernel for launches of this form: which inputs are scalars, which types appear, whether the grid is whole."""
-    key = ("cuda", tuple(a.ndim == 0 for a in launch.inputs), frozenset(_dtypes(launch)), is_whole(launch))
+    scalars, numbers = tuple(a.ndim == 0 for a in launch.inputs), tuple(map(type, launch.numbers))
+    key = ("cuda", scalars, numbers, frozenset(_dtypes(launch)), is_whole(launch))
     if key not in kernel.device_kernels:
         override = kernel.cuda
         body, header = (override.source, override.header) if override else (None, "")
@@ -99,6 +104,20 @@ def _built(kernel: Kernel, launch: Launch) -> tuple[CudaText, Callable]:
             ),
         )
     return kernel.device_kernels[key]
+
+
+def _numbers(launch: Launch) -> list[mx.array]:
+    words = number_words(launch.numbers)
+    return [_on_device(words)] if any(number is not None for number in launch.numbers) else []
+
+
+@lru_cache(maxsize=4096)
+def _on_device(words: tuple[int, ...]) -> mx.array:
+    # An operation's result lies in the GPU's memory, where an array made from Python's numbers may not. Scheduled at
+    # once: a graph that is being compiled would take a pending operation in, and repeat it at each call.
+    result = mx.array(words, dtype=mx.uint32) + mx.array(0, dtype=mx.uint32)
+    mx.async_eval(result)
+    return result
 
 
 def _dtypes(launch: Launch) -> list[mx.Dtype]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
+import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from labkit.kernels.header import Header
-from labkit.kernels.metal_text import remove_words, replace_storage
-from labkit.kernels.signature import Launch, MetalText, parameters, template_lines, threadgroup_size
+from labkit.kernels.metal_text import compact, keep_branches, remove_words, replace_storage, strip_comments
+from labkit.kernels.signature import Launch, MetalText, Scalar, parameters, template_lines, threadgroup_size
 
 GRID = "lk_grid"
 """An extra input, the grid's size in threads: CUDA knows only whole blocks."""
+
+NUMBERS = "lk_numbers"
+"""An extra input, the words of all inputs given as numbers. MLX keeps arrays of up to 8 bytes in the host's memory,
+where each simdgroup's read of each of them would cross the bus; and each input costs the host time at a launch."""
+
+_NUMBER = {bool: "{word} != 0u", int: "int({word})", float: "__uint_as_float({word})"}
 
 _ATTRIBUTES = {
     "thread_position_in_grid": "uint3({b}.x * {d}.x + {t}.x, {b}.y * {d}.y + {t}.y, {b}.z * {d}.z + {t}.z)",
@@ -21,7 +29,7 @@ _ATTRIBUTES = {
     "threads_per_threadgroup": "uint3({d}.x, {d}.y, {d}.z)",
     "dispatch_threads_per_threadgroup": "uint3({d}.x, {d}.y, {d}.z)",
     "threadgroups_per_grid": "uint3({g}.x, {g}.y, {g}.z)",
-    "grid_origin": "uint3(0u)",
+    "grid_origin": "uint3(0u, 0u, 0u)",
     "threads_per_grid": f"uint3({GRID}[0], {GRID}[1], {GRID}[2])",
     "grid_size": f"uint3({GRID}[0], {GRID}[1], {GRID}[2])",
     "thread_index_in_threadgroup": "LK_THREAD",
@@ -43,13 +51,16 @@ class CudaText:
     """What `mx.fast.cuda_kernel` needs.
 
     Attributes:
-        input_names: scalar inputs are renamed, since CUDA gets a pointer where Metal gets a value; `lk_grid` may
-        follow. needs_grid: whether the extra input `lk_grid` (three uint32) must be passed.
+        input_names: scalar inputs are renamed, since CUDA gets a pointer where Metal gets a value; those given as
+            numbers go together as `lk_numbers`, behind the arrays; `lk_grid` may follow.
+        arrays: which of the launch's inputs are passed as arrays.
+        needs_grid: whether the extra input `lk_grid` (three uint32) must be passed.
     """
 
     input_names: tuple[str, ...]
     header: str
     source: str
+    arrays: tuple[int, ...]
     needs_grid: bool
 
 
@@ -77,11 +88,13 @@ def translate(text: MetalText, launch: Launch, body: str | None = None, extra_he
         ValueError: the text uses an attribute that CUDA has no equal of.
     """
     whole = is_whole(launch)
-    source = body if body is not None else remove_words(replace_storage(text.source, lambda k: "__shared__"))
-    user_header = remove_words(text.header)
+    if body is None:
+        body = _for_cuda(replace_storage(text.source, lambda k: "__shared__"))
+    source, user_header = body, _for_cuda(text.header)
     needs_grid = not whole or bool({"threads_per_grid", "grid_size"} & {name for name, _ in text.attributes})
     scalars = {name for name, array in zip(text.input_names, launch.inputs, strict=True) if array.ndim == 0}
-    prologue = _prologue(text, launch, scalars, whole)
+    numbers = {name: type(n) for name, n in zip(text.input_names, launch.numbers, strict=False) if n is not None}
+    prologue = "\n".join([*_number_lines(numbers), _prologue(text, source, scalars - numbers.keys(), whole)])
     types = " ".join(p.metal_type for p in parameters(text, launch)) + template_lines(launch)
     lanes = "0xFFFFFFFFu" if whole else "__activemask()"
     header = "\n".join(
@@ -95,17 +108,46 @@ def translate(text: MetalText, launch: Launch, body: str | None = None, extra_he
             extra_header,
         ]
     )
-    names = tuple(f"lk_{name}" if name in scalars else name for name in text.input_names)
-    return CudaText(names + ((GRID,) if needs_grid else ()), header, f"{prologue}\n{source}\n", needs_grid)
+    arrays = tuple(index for index, name in enumerate(text.input_names) if name not in numbers)
+    names = [f"lk_{name}" if name in scalars else name for name in text.input_names if name not in numbers]
+    names += ([NUMBERS] if numbers else []) + ([GRID] if needs_grid else [])
+    source = compact(f"{prologue}\n{source}") + "\n"
+    return CudaText(tuple(names), compact(header), source, arrays, needs_grid)
 
 
-def _prologue(text: MetalText, launch: Launch, scalars: set[str], whole: bool) -> str:
+def number_words(numbers: tuple[Scalar | None, ...]) -> tuple[int, ...]:
+    """The words of `lk_numbers`: each number of a launch as 32 bits, at least four of them."""
+    words = [
+        struct.unpack("I", struct.pack("f", n))[0] if type(n) is float else n & 0xFFFFFFFF
+        for n in numbers
+        if n is not None
+    ]
+    return tuple(words + [0] * (4 - len(words)))
+
+
+def _number_lines(numbers: dict[str, type]) -> list[str]:
+    return [
+        f"const auto {name} = {_NUMBER[kind].format(word=f'{NUMBERS}[{index}]')};"
+        for index, (name, kind) in enumerate(numbers.items())
+    ]
+
+
+def _for_cuda(text: str) -> str:
+    """A text's CUDA branches, without Metal's address spaces."""
+    return remove_words(keep_branches(strip_comments(text), {"LABKIT_CUDA": True, "__CUDACC__": True}))
+
+
+def _prologue(text: MetalText, source: str, scalars: set[str], whole: bool) -> str:
     words = {"b": "blockIdx", "d": "blockDim", "t": "threadIdx", "g": "gridDim"}
     lines = [f"const auto {name} = lk_{name}[0];" for name in text.input_names if name in scalars]
     for name, metal_type in text.attributes:
         if name not in _ATTRIBUTES:
             raise ValueError(f"kernel {text.name}: the attribute {name} has no equal on CUDA")
-        lines.append(f"const {metal_type} {name} = {_ATTRIBUTES[name].format(**words)};")
+        value = _ATTRIBUTES[name].format(**words)
+        if metal_type == "uint3" and not re.search(rf"\b{name}\b(?!\s*\.\s*[xyz]\b)", source):
+            # Only elements are asked for: CUDA's own type does, and Metal's vectors need not come along.
+            metal_type, value = "auto", f"make_{value}"
+        lines.append(f"const {metal_type} {name} = {value};")
     if not whole:  # CUDA rounds the grid up to whole blocks; Metal runs the threads asked for
         past = " || ".join(f"blockIdx.{a} * blockDim.{a} + threadIdx.{a} >= {GRID}[{i}]" for i, a in enumerate("xyz"))
         lines.append(f"if ({past}) return;")

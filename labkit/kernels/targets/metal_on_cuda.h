@@ -31,21 +31,21 @@ typedef __nv_bfloat16 bfloat16_t;
 typedef __half float16_t;
 // CUDA finds mixed arithmetic ambiguous; Metal's rules: with float it is float, with an integer the small type stays.
 template <class A> struct lk_kind { static constexpr int value = 0; };
-template <> struct lk_kind<float> { static constexpr int value = 1; };
-template <> struct lk_kind<double> { static constexpr int value = 1; };
-#define LK_INTEGER(t) template <> struct lk_kind<t> { static constexpr int value = 2; };
-LK_INTEGER(int) LK_INTEGER(unsigned) LK_INTEGER(long) LK_INTEGER(unsigned long) LK_INTEGER(short) LK_INTEGER(unsigned short)
-LK_INTEGER(signed char) LK_INTEGER(unsigned char) LK_INTEGER(char) LK_INTEGER(bool) LK_INTEGER(long long) LK_INTEGER(unsigned long long)
+#define LK_KIND(t, kind) template <> struct lk_kind<t> { static constexpr int value = kind; };
+LK_KIND(float, 1) LK_KIND(double, 1) LK_KIND(int, 2) LK_KIND(unsigned, 2) LK_KIND(long, 2) LK_KIND(unsigned long, 2) LK_KIND(short, 2)
+LK_KIND(unsigned short, 2) LK_KIND(signed char, 2) LK_KIND(unsigned char, 2) LK_KIND(char, 2) LK_KIND(bool, 2) LK_KIND(long long, 2)
+LK_KIND(unsigned long long, 2)
 LK_DEVICE float lk_widen(__half h) { return __half2float(h); }
 LK_DEVICE float lk_widen(__nv_bfloat16 h) { return __bfloat162float(h); }
-#define LK_MIXED(H, op)                                                                                                           \
-  template <class A, cuda::std::enable_if_t<lk_kind<A>::value == 1, int> = 0> LK_DEVICE float operator op(A a, H b) { return (float)a op lk_widen(b); } \
-  template <class A, cuda::std::enable_if_t<lk_kind<A>::value == 1, int> = 0> LK_DEVICE float operator op(H a, A b) { return lk_widen(a) op (float)b; } \
-  template <class A, cuda::std::enable_if_t<lk_kind<A>::value == 2, int> = 0> LK_DEVICE H operator op(A a, H b) { return H((float)a) op b; }            \
-  template <class A, cuda::std::enable_if_t<lk_kind<A>::value == 2, int> = 0> LK_DEVICE H operator op(H a, A b) { return a op H((float)b); }
-#define LK_COMPARED(H, op)                                                                                                        \
-  template <class A, cuda::std::enable_if_t<lk_kind<A>::value != 0, int> = 0> LK_DEVICE bool operator op(A a, H b) { return (float)a op lk_widen(b); }  \
-  template <class A, cuda::std::enable_if_t<lk_kind<A>::value != 0, int> = 0> LK_DEVICE bool operator op(H a, A b) { return lk_widen(a) op (float)b; }
+#define LK_IF(kinds) template <class A, cuda::std::enable_if_t<(lk_kind<A>::value & kinds) != 0, int> = 0> LK_DEVICE
+#define LK_MIXED(H, op) \
+  LK_IF(1) float operator op(A a, H b) { return (float)a op lk_widen(b); } \
+  LK_IF(1) float operator op(H a, A b) { return lk_widen(a) op (float)b; } \
+  LK_IF(2) H operator op(A a, H b) { return H((float)a) op b; } \
+  LK_IF(2) H operator op(H a, A b) { return a op H((float)b); }
+#define LK_COMPARED(H, op) \
+  LK_IF(3) bool operator op(A a, H b) { return (float)a op lk_widen(b); } \
+  LK_IF(3) bool operator op(H a, A b) { return lk_widen(a) op (float)b; }
 #define LK_ALL_MIXED(H) LK_MIXED(H, +) LK_MIXED(H, -) LK_MIXED(H, *) LK_MIXED(H, /) LK_COMPARED(H, <) LK_COMPARED(H, >) \
   LK_COMPARED(H, <=) LK_COMPARED(H, >=) LK_COMPARED(H, ==) LK_COMPARED(H, !=)
 LK_ALL_MIXED(__half) LK_ALL_MIXED(__nv_bfloat16)
@@ -55,8 +55,9 @@ template <class T> LK_DEVICE float lk_float(T v) { return static_cast<float>(v);
 LK_DEVICE float lk_float(__half v) { return __half2float(v); }
 LK_DEVICE float lk_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 
-//@provides vec float2 float3 float4 int2 int3 int4 uint2 uint3 uint4 short2 short4 ushort2 ushort4 char2 char4 uchar2 uchar4 long2 ulong2 long4 ulong4 dot packed_float2 packed_float3 packed_float4
+//@provides vec float2 float3 float4 int2 int3 int4 uint2 uint3 uint4 short2 short4 ushort2 ushort4 char2 char4 uchar2 uchar4 long2 ulong2 long3 ulong3 long4 ulong4 short3 ushort3 char3 uchar3
 #define LK_VECTOR vec
+#define LK_ELEMENTS LK_DEVICE T& operator[](int i) { return (&x)[i]; } LK_DEVICE T operator[](int i) const { return (&x)[i]; }
 namespace metal {
 template <class T, int N> struct vec;
 template <class T> struct alignas(2 * sizeof(T)) vec<T, 2> {
@@ -66,8 +67,7 @@ template <class T> struct alignas(2 * sizeof(T)) vec<T, 2> {
   LK_DEVICE vec(T s) : x(s), y(s) {}
   LK_DEVICE vec(T a, T b) : x(a), y(b) {}
   template <class U> LK_DEVICE explicit vec(vec<U, 2> o) : x(T(o.x)), y(T(o.y)) {}
-  LK_DEVICE T& operator[](int i) { return (&x)[i]; }
-  LK_DEVICE T operator[](int i) const { return (&x)[i]; }
+  LK_ELEMENTS
 };
 template <class T> struct alignas(4 * sizeof(T)) vec<T, 3> {
   static constexpr int size = 3;
@@ -76,8 +76,7 @@ template <class T> struct alignas(4 * sizeof(T)) vec<T, 3> {
   LK_DEVICE vec(T s) : x(s), y(s), z(s) {}
   LK_DEVICE vec(T a, T b, T c) : x(a), y(b), z(c) {}
   template <class U> LK_DEVICE explicit vec(vec<U, 3> o) : x(T(o.x)), y(T(o.y)), z(T(o.z)) {}
-  LK_DEVICE T& operator[](int i) { return (&x)[i]; }
-  LK_DEVICE T operator[](int i) const { return (&x)[i]; }
+  LK_ELEMENTS
 };
 template <class T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) vec<T, 4> {
   static constexpr int size = 4;
@@ -93,43 +92,50 @@ template <class T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) vec<T
   LK_DEVICE vec(vec<T, 2> p, vec<T, 2> q) : x(p.x), y(p.y), z(q.x), w(q.y) {}
   LK_DEVICE vec(vec<T, 3> p, T q) : x(p.x), y(p.y), z(p.z), w(q) {}
   template <class U> LK_DEVICE explicit vec(vec<U, 4> o) : x(T(o.x)), y(T(o.y)), z(T(o.z)), w(T(o.w)) {}
-  LK_DEVICE T& operator[](int i) { return (&x)[i]; }
-  LK_DEVICE T operator[](int i) const { return (&x)[i]; }
+  LK_ELEMENTS
 };
-#define LK_VECTOR_OPERATOR(op)                                                                                                    \
-  template <class T, int N> LK_DEVICE vec<T, N> operator op(vec<T, N> a, vec<T, N> b) {                                           \
-    _Pragma("unroll") for (int i = 0; i < N; i++) a[i] = T(a[i] op b[i]);                                                         \
-    return a;                                                                                                                     \
-  }                                                                                                                               \
-  template <class T, int N, class S, cuda::std::enable_if_t<cuda::std::is_convertible_v<S, T>, int> = 0>                          \
-  LK_DEVICE vec<T, N> operator op(vec<T, N> a, S s) { return a op vec<T, N>(T(s)); }                                              \
-  template <class T, int N, class S, cuda::std::enable_if_t<cuda::std::is_convertible_v<S, T>, int> = 0>                          \
-  LK_DEVICE vec<T, N> operator op(S s, vec<T, N> a) { return vec<T, N>(T(s)) op a; }                                              \
+#define LK_EACH _Pragma("unroll") for (int i = 0; i < N; i++)
+#define LK_WITH template <class T, int N, class S, cuda::std::enable_if_t<cuda::std::is_convertible_v<S, T>, int> = 0> LK_DEVICE
+#define LK_VECTOR_OPERATOR(op) \
+  template <class T, int N> LK_DEVICE vec<T, N> operator op(vec<T, N> a, vec<T, N> b) { \
+    LK_EACH a[i] = T(a[i] op b[i]); \
+    return a; \
+  } \
+  LK_WITH vec<T, N> operator op(vec<T, N> a, S s) { return a op vec<T, N>(T(s)); } \
+  LK_WITH vec<T, N> operator op(S s, vec<T, N> a) { return vec<T, N>(T(s)) op a; } \
   template <class T, int N, class S> LK_DEVICE vec<T, N>& operator op##=(vec<T, N>& a, S s) { return a = a op s; }
 LK_VECTOR_OPERATOR(+) LK_VECTOR_OPERATOR(-) LK_VECTOR_OPERATOR(*) LK_VECTOR_OPERATOR(/)
 LK_VECTOR_OPERATOR(&) LK_VECTOR_OPERATOR(|) LK_VECTOR_OPERATOR(^) LK_VECTOR_OPERATOR(<<) LK_VECTOR_OPERATOR(>>)
 template <class T, int N> LK_DEVICE vec<T, N> operator-(vec<T, N> a) {
-  _Pragma("unroll") for (int i = 0; i < N; i++) a[i] = T(-a[i]);
+  LK_EACH a[i] = T(-a[i]);
   return a;
 }
+#define LK_VECTOR_NAMES(t) typedef vec<t, 2> t##2; typedef vec<t, 3> t##3; typedef vec<t, 4> t##4;
+LK_VECTOR_NAMES(float) LK_VECTOR_NAMES(int) LK_VECTOR_NAMES(uint) LK_VECTOR_NAMES(short) LK_VECTOR_NAMES(ushort)
+LK_VECTOR_NAMES(char) LK_VECTOR_NAMES(uchar) LK_VECTOR_NAMES(long) LK_VECTOR_NAMES(ulong)
+}  // namespace metal
+namespace mlx::core::cu {
+#define LK_USE(t) using metal::t##2; using metal::t##3; using metal::t##4;
+LK_USE(float) LK_USE(int) LK_USE(uint) LK_USE(short) LK_USE(ushort) LK_USE(char) LK_USE(uchar) LK_USE(long) LK_USE(ulong)
+}
+
+//@provides dot
+namespace metal {
 template <class T, int N> LK_DEVICE T dot(vec<T, N> a, vec<T, N> b) {
   T r = T(a[0] * b[0]);
   _Pragma("unroll") for (int i = 1; i < N; i++) r = T(r + a[i] * b[i]);
   return r;
 }
-#define LK_VECTOR_NAMES(t) typedef vec<t, 2> t##2; typedef vec<t, 3> t##3; typedef vec<t, 4> t##4;
-LK_VECTOR_NAMES(float) LK_VECTOR_NAMES(int) LK_VECTOR_NAMES(uint) LK_VECTOR_NAMES(short) LK_VECTOR_NAMES(ushort)
-LK_VECTOR_NAMES(char) LK_VECTOR_NAMES(uchar) LK_VECTOR_NAMES(long) LK_VECTOR_NAMES(ulong)
+}
+namespace mlx::core::cu { using metal::dot; }
+
+//@provides packed_float2 packed_float3 packed_float4
+namespace metal {
 template <class T, int N> struct packed_vec {
   T v[N];
   LK_DEVICE operator vec<T, N>() const { vec<T, N> r; for (int i = 0; i < N; i++) r[i] = v[i]; return r; }
 };
 typedef packed_vec<float, 2> packed_float2; typedef packed_vec<float, 3> packed_float3; typedef packed_vec<float, 4> packed_float4;
-}  // namespace metal
-namespace mlx::core::cu {
-#define LK_USE(t) using metal::t##2; using metal::t##3; using metal::t##4;
-LK_USE(float) LK_USE(int) LK_USE(uint) LK_USE(short) LK_USE(ushort) LK_USE(char) LK_USE(uchar) LK_USE(long) LK_USE(ulong)
-using metal::dot;
 }
 
 //@provides half2 half3 half4 bfloat2 bfloat3 bfloat4
@@ -176,16 +182,24 @@ template <class T> LK_DEVICE T lk_shuffle(T v, uint lane) { return lk_moved(v, [
 template <class T> LK_DEVICE T lk_shuffle_xor(T v, uint mask) { return lk_moved(v, [=](uint w) { return __shfl_xor_sync(LK_LANES, w, mask); }); }
 }
 
-//@provides simd_shuffle simd_broadcast simd_broadcast_first simd_shuffle_xor simd_shuffle_down simd_shuffle_up simd_shuffle_rotate_down simd_shuffle_rotate_up simd_shuffle_and_fill_up simd_shuffle_and_fill_down quad_shuffle_xor quad_broadcast quad_sum quad_max quad_min
+//@provides simd_shuffle simd_broadcast simd_broadcast_first simd_shuffle_xor
 namespace metal {
 template <class T> LK_DEVICE T simd_shuffle(T v, ushort lane) { return lk_shuffle(v, lane); }
 template <class T> LK_DEVICE T simd_broadcast(T v, ushort lane) { return lk_shuffle(v, lane); }
 template <class T> LK_DEVICE T simd_broadcast_first(T v) { return lk_shuffle(v, __ffs(LK_LANES) - 1); }
 template <class T> LK_DEVICE T simd_shuffle_xor(T v, ushort mask) { return lk_shuffle_xor(v, mask); }
+}
+
+//@provides simd_shuffle_down simd_shuffle_up simd_shuffle_rotate_down simd_shuffle_rotate_up
+namespace metal {
 template <class T> LK_DEVICE T simd_shuffle_down(T v, ushort delta) { T r = lk_shuffle(v, (LK_LANE + delta) & 31u); return LK_LANE + delta < 32u ? r : v; }
 template <class T> LK_DEVICE T simd_shuffle_up(T v, ushort delta) { T r = lk_shuffle(v, (LK_LANE - delta) & 31u); return LK_LANE >= delta ? r : v; }
 template <class T> LK_DEVICE T simd_shuffle_rotate_down(T v, ushort delta) { return lk_shuffle(v, (LK_LANE + delta) & 31u); }
 template <class T> LK_DEVICE T simd_shuffle_rotate_up(T v, ushort delta) { return lk_shuffle(v, (LK_LANE - delta) & 31u); }
+}
+
+//@provides simd_shuffle_and_fill_up simd_shuffle_and_fill_down
+namespace metal {
 template <class T> LK_DEVICE T simd_shuffle_and_fill_up(T v, T fill, ushort delta) {
   T r = lk_shuffle(v, (LK_LANE - delta) & 31u), f = lk_shuffle(fill, (LK_LANE - delta) & 31u);
   return LK_LANE >= delta ? r : f;
@@ -194,6 +208,10 @@ template <class T> LK_DEVICE T simd_shuffle_and_fill_down(T v, T fill, ushort de
   T r = lk_shuffle(v, (LK_LANE + delta) & 31u), f = lk_shuffle(fill, (LK_LANE + delta) & 31u);
   return LK_LANE + delta < 32u ? r : f;
 }
+}
+
+//@provides quad_shuffle_xor quad_broadcast quad_sum quad_max quad_min
+namespace metal {
 template <class T> LK_DEVICE T quad_shuffle_xor(T v, ushort mask) { return lk_shuffle_xor(v, mask & 3); }
 template <class T> LK_DEVICE T quad_broadcast(T v, ushort lane) { return lk_shuffle(v, (LK_LANE & ~3u) | (lane & 3u)); }
 template <class T> LK_DEVICE T quad_sum(T v) { v = T(v + lk_shuffle_xor(v, 1)); return T(v + lk_shuffle_xor(v, 2)); }
@@ -201,7 +219,7 @@ template <class T> LK_DEVICE T quad_max(T v) { T o = lk_shuffle_xor(v, 1); v = v
 template <class T> LK_DEVICE T quad_min(T v) { T o = lk_shuffle_xor(v, 1); v = o < v ? o : v; o = lk_shuffle_xor(v, 2); return o < v ? o : v; }
 }
 
-//@provides simd_sum simd_product simd_max simd_min simd_and simd_or simd_xor
+//@provides lk_reduce
 namespace metal {
 // All lanes there: an ascending butterfly. Some missing: one lane after the other.
 template <class T, class Op> LK_DEVICE T lk_reduce(T v, Op op) {
@@ -214,16 +232,28 @@ template <class T, class Op> LK_DEVICE T lk_reduce(T v, Op op) {
   for (uint rest = lanes & (lanes - 1); rest; rest &= rest - 1) r = op(r, lk_shuffle(v, __ffs(rest) - 1));
   return r;
 }
+}
+
+//@provides simd_sum simd_product
+namespace metal {
 template <class T> LK_DEVICE T simd_sum(T v) { return lk_reduce(v, [](T a, T b) { return T(a + b); }); }
 LK_DEVICE uint simd_sum(uint v) { return __reduce_add_sync(LK_LANES, v); }
 LK_DEVICE int simd_sum(int v) { return __reduce_add_sync(LK_LANES, v); }
 template <class T> LK_DEVICE T simd_product(T v) { return lk_reduce(v, [](T a, T b) { return T(a * b); }); }
+}
+
+//@provides simd_max simd_min
+namespace metal {
 template <class T> LK_DEVICE T simd_max(T v) { return lk_reduce(v, [](T a, T b) { return a < b ? b : a; }); }
 LK_DEVICE uint simd_max(uint v) { return __reduce_max_sync(LK_LANES, v); }
 LK_DEVICE int simd_max(int v) { return __reduce_max_sync(LK_LANES, v); }
 template <class T> LK_DEVICE T simd_min(T v) { return lk_reduce(v, [](T a, T b) { return b < a ? b : a; }); }
 LK_DEVICE uint simd_min(uint v) { return __reduce_min_sync(LK_LANES, v); }
 LK_DEVICE int simd_min(int v) { return __reduce_min_sync(LK_LANES, v); }
+}
+
+//@provides simd_and simd_or simd_xor
+namespace metal {
 template <class T> LK_DEVICE T simd_and(T v) { return lk_reduce(v, [](T a, T b) { return T(a & b); }); }
 template <class T> LK_DEVICE T simd_or(T v) { return lk_reduce(v, [](T a, T b) { return T(a | b); }); }
 template <class T> LK_DEVICE T simd_xor(T v) { return lk_reduce(v, [](T a, T b) { return T(a ^ b); }); }
@@ -258,32 +288,58 @@ LK_DEVICE bool simd_all(bool v) { return __all_sync(LK_LANES, v); }
 LK_DEVICE bool simd_is_first() { return LK_LANE == __ffs(LK_LANES) - 1; }
 }
 
-//@provides exp exp2 exp10 log log2 log10 sqrt rsqrt sin cos tan sinh cosh tanh asin acos atan floor ceil trunc rint round fabs sign fract saturate pow fmod atan2 precise fast
-namespace metal {
+//@provides precise fast
+namespace metal { namespace precise {} namespace fast {} using namespace precise; }
+
+//@provides LK_1
 #define LK_1(name, e) LK_DEVICE float name(float x) { return e; } \
   LK_DEVICE __half name(__half h) { float x = __half2float(h); return __float2half(e); } \
   LK_DEVICE __nv_bfloat16 name(__nv_bfloat16 h) { float x = __bfloat162float(h); return __float2bfloat16(e); }
-#define LK_2(name, e) LK_DEVICE float name(float x, float y) { return e; }
-#define LK_MATH(EXP, EXP10, LOG, LOG2, LOG10, SIN, COS, POW) LK_1(exp, EXP(x)) LK_1(exp2, ::exp2f(x)) LK_1(exp10, EXP10(x)) \
-  LK_1(log, LOG(x)) LK_1(log2, LOG2(x)) LK_1(log10, LOG10(x)) LK_1(sqrt, ::sqrtf(x)) LK_1(rsqrt, ::rsqrtf(x)) LK_1(sin, SIN(x)) \
-  LK_1(cos, COS(x)) LK_1(tan, ::tanf(x)) LK_1(sinh, ::sinhf(x)) LK_1(cosh, ::coshf(x)) LK_1(tanh, ::tanhf(x)) LK_1(asin, ::asinf(x)) \
-  LK_1(acos, ::acosf(x)) LK_1(atan, ::atanf(x)) LK_1(floor, ::floorf(x)) LK_1(ceil, ::ceilf(x)) LK_1(trunc, ::truncf(x)) \
-  LK_1(rint, ::rintf(x)) LK_1(round, ::roundf(x)) LK_1(fabs, ::fabsf(x)) LK_1(sign, float((x > 0) - (x < 0))) \
-  LK_1(fract, x - ::floorf(x)) LK_1(saturate, __saturatef(x)) LK_2(pow, POW(x, y)) LK_2(fmod, ::fmodf(x, y)) LK_2(atan2, ::atan2f(x, y))
-namespace precise { LK_MATH(::expf, ::exp10f, ::logf, ::log2f, ::log10f, ::sinf, ::cosf, ::powf) }
-namespace fast { LK_MATH(::__expf, ::__exp10f, ::__logf, ::__log2f, ::__log10f, ::__sinf, ::__cosf, ::__powf) }
-using namespace precise;
+
+//@provides exp log sqrt rsqrt
+namespace metal {
+#define LK_MATH(EXP, LOG) LK_1(exp, EXP(x)) LK_1(log, LOG(x)) LK_1(sqrt, ::sqrtf(x)) LK_1(rsqrt, ::rsqrtf(x))
+namespace precise { LK_MATH(::expf, ::logf) }
+namespace fast { LK_MATH(::__expf, ::__logf) }
+}
+namespace mlx::core::cu { using metal::precise::exp; using metal::precise::log; using metal::precise::sqrt; using metal::precise::rsqrt; }
+
+//@provides exp2 log2 exp10 log10 pow
+namespace metal {
+#define LK_POWERS(EXP10, LOG2, LOG10, POW) LK_1(exp2, ::exp2f(x)) LK_1(log2, LOG2(x)) LK_1(exp10, EXP10(x)) LK_1(log10, LOG10(x)) \
+  LK_DEVICE float pow(float x, float y) { return POW(x, y); }
+namespace precise { LK_POWERS(::exp10f, ::log2f, ::log10f, ::powf) }
+namespace fast { LK_POWERS(::__exp10f, ::__log2f, ::__log10f, ::__powf) }
+}
+namespace mlx::core::cu { using metal::precise::exp2; using metal::precise::log2; using metal::precise::exp10; using metal::precise::log10; using metal::precise::pow; }
+
+//@provides floor ceil trunc rint round fabs sign fract saturate fmod
+namespace metal {
+#define LK_ROUND LK_1(floor, ::floorf(x)) LK_1(ceil, ::ceilf(x)) LK_1(trunc, ::truncf(x)) LK_1(rint, ::rintf(x)) LK_1(round, ::roundf(x)) \
+  LK_1(fabs, ::fabsf(x)) LK_1(sign, float((x > 0) - (x < 0))) LK_1(fract, x - ::floorf(x)) LK_1(saturate, __saturatef(x)) \
+  LK_DEVICE float fmod(float x, float y) { return ::fmodf(x, y); }
+namespace precise { LK_ROUND }
+namespace fast { LK_ROUND }
 }
 namespace mlx::core::cu {
-using metal::precise::exp; using metal::precise::exp2; using metal::precise::exp10; using metal::precise::log; using metal::precise::log2;
-using metal::precise::log10; using metal::precise::sqrt; using metal::precise::rsqrt; using metal::precise::sin; using metal::precise::cos;
-using metal::precise::tan; using metal::precise::sinh; using metal::precise::cosh; using metal::precise::tanh; using metal::precise::asin;
-using metal::precise::acos; using metal::precise::atan; using metal::precise::floor; using metal::precise::ceil; using metal::precise::trunc;
-using metal::precise::rint; using metal::precise::round; using metal::precise::fabs; using metal::precise::pow; using metal::precise::fmod;
-using metal::precise::atan2;
+using metal::precise::floor; using metal::precise::ceil; using metal::precise::trunc; using metal::precise::rint;
+using metal::precise::round; using metal::precise::fabs; using metal::precise::fmod;
 }
 
-//@provides max min max3 min3 clamp abs fmax fmin
+//@provides sin cos tan sinh cosh tanh asin acos atan atan2
+namespace metal {
+#define LK_ANGLES(SIN, COS) LK_1(sin, SIN(x)) LK_1(cos, COS(x)) LK_1(tan, ::tanf(x)) LK_1(sinh, ::sinhf(x)) LK_1(cosh, ::coshf(x)) \
+  LK_1(tanh, ::tanhf(x)) LK_1(asin, ::asinf(x)) LK_1(acos, ::acosf(x)) LK_1(atan, ::atanf(x)) \
+  LK_DEVICE float atan2(float x, float y) { return ::atan2f(x, y); }
+namespace precise { LK_ANGLES(::sinf, ::cosf) }
+namespace fast { LK_ANGLES(::__sinf, ::__cosf) }
+}
+namespace mlx::core::cu {
+using metal::precise::sin; using metal::precise::cos; using metal::precise::tan; using metal::precise::sinh; using metal::precise::cosh;
+using metal::precise::tanh; using metal::precise::asin; using metal::precise::acos; using metal::precise::atan; using metal::precise::atan2;
+}
+
+//@provides max min fmax fmin
 namespace metal {
 template <class A, class B> struct lk_common { typedef decltype(A() + B()) type; };
 template <class A> struct lk_common<A, A> { typedef A type; };
@@ -296,11 +352,6 @@ LK_DEVICE float max(float a, float b) { return ::fmaxf(a, b); }
 LK_DEVICE float min(float a, float b) { return ::fminf(a, b); }
 LK_DEVICE float fmax(float a, float b) { return ::fmaxf(a, b); }
 LK_DEVICE float fmin(float a, float b) { return ::fminf(a, b); }
-template <class T> LK_DEVICE T max3(T a, T b, T c) { return max(a, max(b, c)); }
-template <class T> LK_DEVICE T min3(T a, T b, T c) { return min(a, min(b, c)); }
-template <class T, class A, class B> LK_DEVICE T clamp(T x, A lo, B hi) { return min(max(x, T(lo)), T(hi)); }
-template <class T> LK_DEVICE T abs(T x) { return x < T(0) ? T(-x) : x; }
-LK_DEVICE float abs(float x) { return ::fabsf(x); }
 #ifdef LK_VECTOR
 template <class T, int N> LK_DEVICE LK_VECTOR<T, N> max(LK_VECTOR<T, N> a, LK_VECTOR<T, N> b) {
   _Pragma("unroll") for (int i = 0; i < N; i++) a[i] = max(a[i], b[i]);
@@ -312,7 +363,17 @@ template <class T, int N> LK_DEVICE LK_VECTOR<T, N> min(LK_VECTOR<T, N> a, LK_VE
 }
 #endif
 }
-namespace mlx::core::cu { using metal::max; using metal::min; using metal::abs; using metal::clamp; using metal::fmax; using metal::fmin; }
+namespace mlx::core::cu { using metal::max; using metal::min; using metal::fmax; using metal::fmin; }
+
+//@provides max3 min3 clamp abs
+namespace metal {
+template <class T> LK_DEVICE T max3(T a, T b, T c) { return max(a, max(b, c)); }
+template <class T> LK_DEVICE T min3(T a, T b, T c) { return min(a, min(b, c)); }
+template <class T, class A, class B> LK_DEVICE T clamp(T x, A lo, B hi) { return min(max(x, T(lo)), T(hi)); }
+template <class T> LK_DEVICE T abs(T x) { return x < T(0) ? T(-x) : x; }
+LK_DEVICE float abs(float x) { return ::fabsf(x); }
+}
+namespace mlx::core::cu { using metal::abs; using metal::clamp; }
 
 //@provides fma
 namespace metal {
