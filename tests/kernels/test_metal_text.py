@@ -155,7 +155,7 @@ def test_compact_keeps_tokens_apart_that_would_join():
         "#define LONG(a) f(a) + 1",
         "int a=b- -c,d=0xE +1;",
         "x=a> >b? ::y:r->q;",
-        's="two  spaces" "  kept";',
+        's= "two  spaces" "  kept";',
         "template<class T>struct v{T x[4];};",
     ]
 
