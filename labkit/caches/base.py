@@ -224,9 +224,27 @@ def lacking(serial: Iterable[Cache], batched: Iterable[Cache]) -> dict[str, tupl
     return {operation: tuple(sorted(kinds)) for operation, kinds in sorted(result.items())}
 
 
-def row_numbers(rows: Any) -> mx.array:
-    """`rows` as an int32 array, so that indexing with it gathers (a copy) and never slices (a view)."""
-    return rows.astype(mx.int32) if isinstance(rows, mx.array) else mx.array(list(rows), dtype=mx.int32)
+def row_numbers(rows: Any, batch: int) -> mx.array:
+    """`rows` of `batch` as an int32 array, so that indexing with it gathers (a copy) and never slices (a view).
+
+    Raises:
+        IndexError: a row that is not there: MLX would read whatever lies behind the array.
+    """
+    numbers = rows.tolist() if isinstance(rows, mx.array) else list(rows)
+    if any(not 0 <= number < batch for number in numbers):
+        raise IndexError(f"rows {numbers} of a batch of {batch}")
+    return mx.array(numbers, dtype=mx.int32)
+
+
+def to_trim(n: int, present: int) -> int:
+    """How many of `present` tokens a trim by `n` takes.
+
+    Raises:
+        ValueError: a negative `n`, which would bring columns into view that were never written.
+    """
+    if n < 0:
+        raise ValueError(f"a cache cannot be trimmed by {n} tokens")
+    return min(present, n)
 
 
 def per_row(value: Any, batch: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, per_row
+from labkit.caches.base import Cache, Unsupported, per_row, to_trim
 from labkit.caches.layout import Layout, keys_and_values
 
 STEP = 256  # tokens by which the buffers grow, as in mlx-lm
@@ -159,7 +159,7 @@ class Contiguous(Columns):
         self._grow(tokens, *like)
 
     def trim(self, n: int) -> int:
-        n = min(self.offset, n)
+        n = to_trim(n, self.offset)
         self.offset -= n
         return n
 

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, per_row, row_numbers
+from labkit.caches.base import Cache, per_row, row_numbers, to_trim
 from labkit.caches.contiguous import Columns, Contiguous
 from labkit.caches.layout import Layout, keys_and_values
 from labkit.caches.rectangle import right_justified, roll_rows
@@ -97,7 +97,7 @@ class BatchedContiguous(Columns):
         self.left_padding = self.left_padding + columns
 
     def trim(self, n: int) -> int:
-        n = min(self._idx, n)
+        n = to_trim(n, self._idx)
         self._idx -= n
         self.offset = self.offset - n
         return n
@@ -116,7 +116,7 @@ class BatchedContiguous(Columns):
         self._mark = None
 
     def filter(self, rows: Any) -> None:
-        rows = row_numbers(rows)
+        rows = row_numbers(rows, self.batch_size)
         self.offset, self.left_padding = self.offset[rows], self.left_padding[rows]
         if self.keys is None:
             return
@@ -146,10 +146,10 @@ class BatchedContiguous(Columns):
         self._idx = filled
 
     def extract(self, row: int) -> Contiguous:
-        single = Contiguous(self.layout)
+        chosen, single = row_numbers([row], self.batch_size), Contiguous(self.layout)
         single.offset = max(0, self.offset.tolist()[row])
         if self.keys is not None and single.offset:
-            chosen, start = row_numbers([row]), self._idx - single.offset
+            start = self._idx - single.offset
             single.keys = mx.contiguous(self.keys[chosen][..., start : self._idx, :])
             single.values = mx.contiguous(self.values[chosen][..., start : self._idx, :])
         return single

@@ -178,9 +178,7 @@ class BatchedRecurrent(Recurrent):
     supports = OPERATIONS - _NO_COLUMNS
 
     def filter(self, rows: Any) -> None:
-        rows = row_numbers(rows)
-        if rows.size and not 0 <= min(rows.tolist()) <= max(rows.tolist()) < self.batch_size:
-            raise IndexError(f"rows {rows.tolist()} of a batch of {self.batch_size}")
+        rows = row_numbers(rows, self.batch_size)
         self._batch = rows.size
         self.cache = [None if state is None else state[rows] for state in self.cache]
         self.left_padding = None if self.left_padding is None else self.left_padding[rows]
@@ -207,7 +205,7 @@ class BatchedRecurrent(Recurrent):
 
     def extract(self, row: int) -> Recurrent:
         single = Recurrent(len(self.cache), self.layout)
-        single.cache = [None if state is None else state[row_numbers([row])] for state in self.cache]
+        single.cache = [None if state is None else state[row_numbers([row], self.batch_size)] for state in self.cache]
         return single
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, per_row
+from labkit.caches.base import Cache, Unsupported, per_row, to_trim
 from labkit.caches.layout import Layout, keys_and_values
 
 STEP = 256  # tokens by which a ring grows until it has its full size, as in mlx-lm
@@ -213,7 +213,7 @@ class Rotating(Ring):
         return self.offset < self.max_size
 
     def trim(self, n: int) -> int:
-        n = min(self.offset, n)
+        n = to_trim(n, self.offset)
         if n and not self.is_trimmable():
             raise Unsupported(self.kind, f"trim {n} tokens", f"it has wrapped at its window of {self.max_size}")
         self.offset -= n

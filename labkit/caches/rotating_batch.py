@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, per_row, row_numbers
+from labkit.caches.base import Cache, Unsupported, per_row, row_numbers, to_trim
 from labkit.caches.layout import Layout
 from labkit.caches.rectangle import right_justified, roll_rows
 from labkit.caches.rotating import Ring, Rotating
@@ -172,7 +172,7 @@ class BatchedRotating(Ring):
         return self._offset < self.max_size
 
     def trim(self, n: int) -> int:
-        n = min(self._offset, n)
+        n = to_trim(n, self._offset)
         if n and not self.is_trimmable():
             raise Unsupported(self.kind, f"trim {n} tokens", f"it has wrapped at its window of {self.max_size}")
         self._offset -= n
@@ -208,7 +208,7 @@ class BatchedRotating(Ring):
         self.finalize()
 
     def filter(self, rows: Any) -> None:
-        rows = row_numbers(rows)
+        rows = row_numbers(rows, self.batch_size)
         self.offset, self.left_padding = self.offset[rows], self.left_padding[rows]
         if self.keys is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
@@ -243,11 +243,11 @@ class BatchedRotating(Ring):
         self._offset = max(self._offset, other._offset)
 
     def extract(self, row: int) -> Rotating:
-        single = Rotating(self.max_size, layout=self.layout)
+        chosen, single = row_numbers([row], self.batch_size), Rotating(self.max_size, layout=self.layout)
         single.offset = max(0, self.offset.tolist()[row])
         if self.keys is None or not single.offset:
             return single
-        chosen, end = row_numbers([row]), self._idx
+        end = self._idx
         keys, values = self.keys[chosen], self.values[chosen]
         if self.rotated:
             keys, values = (mx.roll(x, -self._idx, axis=2) for x in (keys, values))
