@@ -37,12 +37,12 @@ def generate(
     json: JsonOption = False,
 ) -> None:
     """Stream a model's answer through its chat template. Ctrl-C stops cleanly, with the text so far (exit code 130)."""
-    import labkit
-    from labkit.engine import RequestFailed
-
     if raw and system:
         console.fail("--system needs the chat template: leave out --raw", code=2)
     try:
+        import labkit
+        from labkit.engine import RequestFailed
+
         text = sys.stdin.read() if prompt == "-" else prompt
         params = labkit.SamplingParams(
             temperature=temperature,
@@ -61,14 +61,14 @@ def generate(
         engine = labkit.Engine(loaded)
         request = engine.request(text if raw else [*said, {"role": "user", "content": text}], params, thinking=thinking)
         events = _run(engine, request, quiet=json)
+    except KeyboardInterrupt:  # first: the imports too may be interrupted
+        if json:
+            console.show(_record(model, seed=seed, finish_reason="cancelled"), as_json=True, render="")
+        raise typer.Exit(INTERRUPTED) from None
     except RequestFailed as error:
         console.fail(str(error))
     except ValueError as error:
         console.fail(str(error), code=2)
-    except KeyboardInterrupt:
-        if json:
-            console.show(_record(model, seed=seed, finish_reason="cancelled"), as_json=True, render="")
-        raise typer.Exit(INTERRUPTED) from None
     _report(model, events, as_json=json)
     if events[-1].reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
