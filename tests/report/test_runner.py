@@ -191,7 +191,15 @@ def test_when_the_command_ends_early_its_kernels_end_too(end: signal.Signals, tm
     )
     run = "import sys; from labkit.report.commands import report; import typer; typer.run(report)"
     command = [sys.executable, "-c", run, str(path), "--output", str(tmp_path / "out")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+        # A test run started in the background ignores SIGINT, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     until = time.monotonic() + 60
     while not (mark.exists() and mark.read_text()) and time.monotonic() < until:
         time.sleep(0.1)
