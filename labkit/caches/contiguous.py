@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,8 +29,8 @@ class Columns(Cache):
     _mark: Any = None
 
     @property
-    def _filled(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _filled(self) -> int: ...
 
     def _grow(self, columns: int, keys: mx.array, values: mx.array) -> None:
         """Room for `columns`, in buffers shaped like `keys` and `values`."""
@@ -91,8 +92,8 @@ class Columns(Cache):
             queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
         )
 
-    def _advance_columns(self, n: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _advance_columns(self, n: int) -> None: ...
 
     def _padding(self) -> mx.array | None:
         return None
