@@ -27,6 +27,9 @@ _MACHINE_PATH = re.compile(r"(?<![\w.~<>/:-])/(?:home|Users|root|private|tmp|var
 _PLOTTING = re.compile(r"\bplt\.|\bfig(?:ure)?\b.*=|\.subplots\(|\bframes\.|\blive\(")
 
 
+_DOUBLED = re.compile(r"\$[^$\n]*\\\\[a-zA-Z]+[^$\n]*\$")
+
+
 def check(notebook: Path) -> list[str]:
     """Every broken rule of a notebook, each as one sentence that names the cell; empty if it keeps them all."""
     try:
@@ -48,6 +51,9 @@ def _whole(book: Any, notebook: Path) -> Iterator[str]:
         yield "has metadata of the editor it was saved by: run `labkit notebooks refresh`"
     if not book.cells or book.cells[0].cell_type != "markdown" or not book.cells[0].source.startswith("# "):
         yield "does not begin with a title cell (`# Title`)"
+    prose = "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
+    if match := _DOUBLED.search(prose):
+        yield f"has a doubled backslash in a formula, {match.group()}: MathJax reads it as a line break"
     yield from _parameters(book, notebook)
 
 

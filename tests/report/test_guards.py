@@ -71,6 +71,10 @@ BREAKS = {
         _outputs(2, output("stream", name="stdout", text=str(Path(guards.__file__).resolve()))),
         "holds a path of",
     ),
+    "a broken formula": (
+        lambda book: book.cells.append(nbformat.v4.new_markdown_cell("At most $5\\\\cdot 3$.")),
+        "doubled backslash",
+    ),
     "a long cell": (_source(2, "x = 1\n" * 60), "59 lines|60 lines"),
     "a wide line": (_source(2, "x = '" + "a" * 120 + "'"), "columns"),
     "a compared plot": (_tag(3), "nbval-ignore-output"),
