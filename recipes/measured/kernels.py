@@ -2,7 +2,8 @@
 
     python -m recipes.measured.kernels --out data/measured --commit $(git rev-parse --short HEAD) [FAMILY ...]
 
-`--commit` is the commit of the tree that runs, taken before the run; say "with uncommitted changes" where there are some.
+`--commit` is the commit of the tree that runs, taken before the run; say "with uncommitted changes" where there are
+some.
 A family that fails is reported and skipped; each family's table is written as soon as it is there.
 """
 
