@@ -145,8 +145,9 @@ def _prologue(text: MetalText, source: str, scalars: set[str], whole: bool) -> s
             raise ValueError(f"kernel {text.name}: the attribute {name} has no equal on CUDA")
         value = _ATTRIBUTES[name].format(**words)
         if metal_type == "uint3" and not re.search(rf"\b{name}\b(?!\s*\.\s*[xyz]\b)", source):
-            # Only elements are asked for: CUDA's own type does, and Metal's vectors need not come along.
-            metal_type, value = "auto", f"make_{value}"
+            # Only elements are asked for: a plain triple does, and Metal's vectors need not come along. (CUDA's
+            # `make_uint3` does not compile at run time where Metal's `uint3` is in scope: ambiguous, CUDA 13.)
+            metal_type, value = "lk_triple", f"{{{value[len('uint3(') : -1]}}}"
         lines.append(f"const {metal_type} {name} = {value};")
     if not whole:  # CUDA rounds the grid up to whole blocks; Metal runs the threads asked for
         past = " || ".join(f"blockIdx.{a} * blockDim.{a} + threadIdx.{a} >= {GRID}[{i}]" for i, a in enumerate("xyz"))

@@ -10,6 +10,7 @@ typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;
+struct lk_triple { uint x, y, z; };
 namespace metal {}
 
 //@provides INFINITY NAN M_PI_F M_E_F M_LN2_F M_LOG2E_F M_SQRT2_F FLT_MAX
