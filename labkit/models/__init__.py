@@ -5,6 +5,19 @@ from labkit.models.contract import Model, Output
 from labkit.models.files import LoadError
 from labkit.models.loading import LoadedModel, load
 from labkit.models.rows import Rows
+from labkit.models.synthetic import SyntheticModel, synthetic
 from labkit.models.tokenizer import Tokenizer
 
-__all__ = ["LoadError", "LoadedModel", "Model", "Output", "RenderedChat", "Rows", "Segment", "Tokenizer", "load"]
+__all__ = [
+    "LoadError",
+    "LoadedModel",
+    "Model",
+    "Output",
+    "RenderedChat",
+    "Rows",
+    "Segment",
+    "SyntheticModel",
+    "Tokenizer",
+    "load",
+    "synthetic",
+]

@@ -1,0 +1,306 @@
+"""Models of a named real shape with random quantised weights: what a step costs, without a download.
+
+Values decide nothing about time, except where they route tokens. So codes are drawn directly (a full shape in bf16
+would take four times the memory of its 4-bit codes), and the router's rows are drawn so that experts are chosen
+evenly, or with a skew that is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import importlib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from labkit import devices, resources
+from labkit.models import files
+from labkit.models.adapter import Adapter
+from labkit.models.files import LoadError
+from labkit.models.loading import LoadedModel, _read_tokenizer
+from labkit.models.tokenizer import Tokenizer
+from labkit.models.zoo import tiny_hybrid
+
+_ROUTER = ("mlp.gate", "shared_expert_gate")
+
+
+@dataclass(frozen=True)
+class SyntheticModel(LoadedModel):
+    """A model with random weights, in the form of a loaded one.
+
+    `tokenizer` is tiny-hybrid's (None where the vocabulary is smaller): ids are valid, texts mean nothing.
+
+    Attributes:
+        module: mlx-lm's module with these weights.
+        identity: what the weights follow from.
+    """
+
+    module: Any = None
+    identity: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 (hex) over what the weights follow from: config, dtype, skew and seed."""
+        return hashlib.sha256(self.identity.encode()).hexdigest()
+
+
+def synthetic(
+    shape: str | Path | Mapping[str, Any],
+    *,
+    layers: int | None = None,
+    bits: int | None = 4,
+    skew: float = 0.0,
+    seed: int = 0,
+    dtype: mx.Dtype | None = None,
+    **sizes: Any,
+) -> SyntheticModel:
+    """A model of a real shape with random weights, built on the device one layer at a time.
+
+    Args:
+        shape: a name of `data/configs` ("qwen3.6-35b-a3b") or of an embedded model, a folder or file with a
+            config.json, or a parsed config, of any family that mlx-lm knows.
+        layers: fewer (or more) of them than the shape has.
+        bits: of quantised weights, in the config's groups: 2, 3, 4, 6 or 8; None leaves all weights in `dtype`.
+        skew: how unevenly the router chooses: the spread of the logarithm of its rows' lengths. 0 is even; at 1 the
+            busiest tenth of the experts gets about a third of all choices (`expert_loads` measures it).
+        seed: of everything drawn; MLX's global random state is left as it was.
+        dtype: of floating weights and activations. Default: float32 on a CPU, bfloat16 on a GPU.
+        sizes: other entries of the text config, such as num_experts=16.
+
+    Raises:
+        LoadError: no such shape, sizes that do not fit together, or weights that do not fit this device.
+    """
+    name, config = read_shape(shape)
+    config = _with_sizes(config, layers, bits, sizes)
+    if dtype is None:
+        dtype = getattr(mx, devices.this_device().dtype)
+    with _random_state():
+        try:
+            module = build_module(config, dtype=str(dtype).rsplit(".", 1)[-1])
+        except (ValueError, TypeError, KeyError) as error:
+            raise LoadError(f"no model of shape {name} with {sizes or 'these sizes'}: {error}") from error
+        size = _stored(module)
+        files.check_fits(name, size)
+        _draw(module, skew, seed)
+    module.eval()
+    identity = json.dumps([config, str(dtype), skew, seed], sort_keys=True)
+    tokenizer = _tokenizer(config)
+    return SyntheticModel(Adapter(module, config), tokenizer, config, Path(name), name, size, module, identity)
+
+
+def read_shape(shape: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(name, parsed config) of a shape, as `synthetic` takes it.
+
+    Raises:
+        LoadError: no such name, folder or file; the message lists the names.
+    """
+    if isinstance(shape, Mapping):
+        return shape.get("model_type", "config"), copy.deepcopy(dict(shape))
+    data, path = resources.data_folder(), Path(shape).expanduser()
+    for place in (
+        data / "configs" / f"{shape}.json",
+        data / "models" / str(shape) / "config.json",
+        path / "config.json",
+        path,
+    ):
+        if place.is_file():
+            try:
+                return str(shape), json.loads(place.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise LoadError(f"{place} is not a config.json ({error})") from None
+    known = sorted(file.stem for file in (data / "configs").glob("*.json"))
+    raise LoadError(f"no shape {str(shape)!r}: give a folder or file with a config.json, or one of {', '.join(known)}")
+
+
+def build_module(config: Mapping[str, Any], *, dtype: str = "bfloat16") -> Any:
+    """mlx-lm's module for `config`, freshly initialised (random values), quantised as the config says.
+
+    MLX is lazy: shapes and storage are known at once, and nothing takes memory until something is computed with it.
+
+    Args:
+        config: a parsed config.json of a family that mlx-lm knows.
+        dtype: of floating parameters; those that mlx-lm never casts stay as they are.
+
+    Raises:
+        ValueError: mlx-lm knows no such model_type.
+    """
+    from mlx.utils import tree_map_with_path
+    from mlx_lm.utils import quantize_model
+
+    config = copy.deepcopy(dict(config))
+    family = config.get("model_type")
+    try:
+        code = importlib.import_module(f"mlx_lm.models.{family}")
+    except ImportError:
+        raise ValueError(f"mlx-lm has no model_type {family!r}") from None
+    module = code.Model(code.ModelArgs.from_dict(copy.deepcopy(config)))
+    keep = getattr(module, "cast_predicate", lambda path: True)
+    target = getattr(mx, dtype)
+    cast = lambda path, array: array.astype(target if keep(path) else mx.float32)
+    module.update(tree_map_with_path(cast, module.parameters()))
+    if table := config.pop("quantization", config.pop("quantization_config", None)):
+        own = {path: value for path, value in table.items() if path not in ("group_size", "bits", "mode")}
+        fallback = getattr(module, "quant_predicate", None) or (lambda path, layer: True)
+        # mlx-lm reports the bits per weight on standard output.
+        with contextlib.redirect_stdout(io.StringIO()):
+            module, _ = quantize_model(
+                module,
+                config,
+                table["group_size"],
+                table["bits"],
+                quant_predicate=lambda path, layer: own.get(path, fallback(path, layer)),
+            )
+    return module
+
+
+def expert_loads(model: SyntheticModel, tokens: int = 512, seed: int = 1) -> list[list[float]]:
+    """For each layer with experts the share of all choices that each expert gets, busiest first.
+
+    Args:
+        model: a synthetic model; dense layers are left out.
+        tokens: random tokens read, in one chunk.
+        seed: of the tokens.
+    """
+    chosen: list[mx.array] = []
+    gates = [layer.mlp for layer in model.module.layers if hasattr(layer.mlp, "switch_mlp")]
+    for block in gates:
+        block.switch_mlp = _Watch(block.switch_mlp, chosen)
+    try:
+        ids = mx.random.randint(0, model.model.vocab_size, (1, tokens), key=mx.random.key(seed))
+        mx.eval(model.module(ids))
+    finally:
+        for block in gates:
+            block.switch_mlp = block.switch_mlp.watched
+    loads = []
+    for block, indices in zip(gates, chosen, strict=True):
+        counts = [0] * block.num_experts
+        for index in indices.reshape(-1).tolist():
+            counts[index] += 1
+        loads.append(sorted((count / indices.size for count in counts), reverse=True))
+    return loads
+
+
+class _Watch:
+    """Stands before an expert bank and notes the indices that it is called with."""
+
+    def __init__(self, watched: Any, chosen: list[mx.array]):
+        self.watched, self._chosen = watched, chosen
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        self._chosen.append(indices)
+        return self.watched(x, indices)
+
+
+def _with_sizes(
+    config: dict[str, Any], layers: int | None, bits: int | None, sizes: Mapping[str, Any]
+) -> dict[str, Any]:
+    text = config.get("text_config", config)
+    if layers is not None:
+        if layers < 1:
+            raise LoadError(f"layers must be at least 1, not {layers}")
+        text["num_hidden_layers"] = layers
+        if kinds := text.get("layer_types"):
+            text["layer_types"] = [kinds[index % len(kinds)] for index in range(layers)]
+    if unknown := [key for key in sizes if key not in text]:
+        raise LoadError(f"the shape has no size {unknown[0]!r}; it has {', '.join(sorted(text))}")
+    text.update(sizes)
+    table = config.pop("quantization", None) or config.pop("quantization_config", None) or {}
+    if bits is not None:
+        own = {path: value for path, value in table.items() if isinstance(value, dict) and path.endswith(_ROUTER)}
+        config["quantization"] = {"group_size": table.get("group_size", 64), "bits": bits, "mode": "affine"} | own
+    return config
+
+
+def _draw(module: Any, skew: float, seed: int) -> None:
+    """Replace every parameter by drawn values, and compute them, one layer's at a time."""
+    from mlx.nn import Module
+    from mlx.utils import tree_flatten
+
+    leaves = tree_flatten(module.leaf_modules(), is_leaf=lambda leaf: isinstance(leaf, Module))
+    for number, (path, leaf) in enumerate(leaves):
+        keys = mx.random.split(mx.random.key((seed << 20) + number), 4)
+        values = _quantised(path, leaf, keys, skew) if "scales" in leaf else _plain(path, leaf, keys, skew)
+        leaf.update(values)
+        mx.eval(leaf.parameters())
+    # What modules hold themselves, outside their leaves: decays and biases of the recurrence.
+    for number, (_, owner) in enumerate(module.named_modules()):
+        if "A_log" in owner:
+            keys = mx.random.split(mx.random.key((seed << 20) + len(leaves) + number), 2)
+            owner.A_log = mx.log(mx.random.uniform(1.0, 16.0, owner.A_log.shape, key=keys[0])).astype(owner.A_log.dtype)
+            # Softplus of this bias is the step of Mamba's initialisation, log-uniform from 0.001 to 0.1.
+            step = mx.exp(mx.random.uniform(math.log(1e-3), math.log(0.1), owner.dt_bias.shape, key=keys[1]))
+            owner.dt_bias = (step + mx.log(-mx.expm1(-step))).astype(owner.dt_bias.dtype)
+    mx.eval(module.parameters())
+
+
+def _quantised(path: str, leaf: Any, keys: mx.array, skew: float) -> dict[str, mx.array]:
+    """Codes drawn evenly; scales such that a row of the matrix has length `_gain`, and no code is preferred."""
+    top = 2**leaf.bits - 1
+    columns = leaf.scales.shape[-1] * leaf.group_size
+    spread = math.sqrt((top * (top + 2)) / 12)  # of a number drawn evenly from 0..top
+    scales = mx.random.uniform(0.75, 1.25, leaf.scales.shape, key=keys[1]) * (_gain(path) / (spread * columns**0.5))
+    scales = (scales * _row_lengths(path, leaf.scales.shape[:-1], skew, keys[2])).astype(leaf.scales.dtype)
+    # Splitting a key is MLX's way to plain random words.
+    words = mx.random.split(keys[0], -(-leaf.weight.size // 2)).reshape(-1)
+    codes = words[: leaf.weight.size].reshape(leaf.weight.shape)
+    return {"weight": codes, "scales": scales, "biases": scales * (-top / 2)}
+
+
+def _plain(path: str, leaf: Any, keys: mx.array, skew: float) -> dict[str, mx.array]:
+    """Norms stay at one; matrices get rows of length `_gain`, biases nothing."""
+    values = {}
+    for name, array in leaf.parameters().items():
+        if array.ndim < 2:
+            values[name] = mx.ones(array.shape, array.dtype) if name == "weight" else mx.zeros_like(array)
+            continue
+        fan_in = math.prod(array.shape[1:]) if path.endswith("conv1d") else array.shape[-1]
+        drawn = mx.random.normal(array.shape, array.dtype, scale=_gain(path) / fan_in**0.5, key=keys[0])
+        values[name] = drawn * _row_lengths(path, array.shape[:-1], skew, keys[2]).astype(array.dtype)
+    return values
+
+
+def _gain(path: str) -> float:
+    """The length of a matrix's rows. Embeddings are as large as what a layer adds, so that tokens stay different."""
+    return math.sqrt(2048) if path.endswith("embed_tokens") else 1.0
+
+
+def _row_lengths(path: str, rows: tuple[int, ...], skew: float, key: mx.array) -> mx.array:
+    if not skew or not path.endswith(_ROUTER[0]):
+        return mx.ones((*rows, 1))
+    return mx.exp(skew * mx.random.normal((*rows, 1), key=key))
+
+
+def _stored(module: Any) -> int:
+    from mlx.utils import tree_flatten
+
+    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))
+
+
+def _tokenizer(config: Mapping[str, Any]) -> Tokenizer | None:
+    vocabulary = config.get("text_config", config)["vocab_size"]
+    tokenizer = _embedded_tokenizer()
+    return tokenizer if tokenizer.base_vocab_size <= vocabulary else None
+
+
+@cache
+def _embedded_tokenizer() -> Tokenizer:
+    return _read_tokenizer(tiny_hybrid())
+
+
+@contextlib.contextmanager
+def _random_state() -> Iterator[None]:
+    """mlx-lm's modules draw from MLX's global state while they are built."""
+    high, low = mx.random.state[0].tolist()
+    try:
+        yield
+    finally:
+        mx.random.seed(high << 32 | low)
