@@ -1,4 +1,4 @@
-"""Drawings of a model: its stack of layers, and what each part of it weighs."""
+"""Drawings of a model and of ways through a machine: layers, shares of a total, waterfalls, chains of places."""
 
 from __future__ import annotations
 
@@ -103,4 +103,57 @@ def waterfall(steps: Mapping[str, float], title: str, unit: str) -> Any:
     axes.set_xlim(0, total * 1.12)
     axes.set_xlabel(unit)
     axes.set_title(title)
+    return figure
+
+
+PLACE_COLOURS = {
+    "memory": style.ORANGE,
+    "threadgroup": style.SKY,
+    "registers": style.GREEN,
+    "matrix unit": style.BLUE,
+    "host": style.RED,
+}
+
+
+def chains(ways: Mapping[str, Sequence[tuple[str, str]]], title: str, width: int = 15) -> Any:
+    """Ways of doing one thing, a row each: boxes from left to right, coloured by where what they name lives.
+
+    Args:
+        ways: for each way its boxes in order, each (text, place) with a place of `PLACE_COLOURS`.
+        title: the picture's title.
+        width: characters of a line inside a box.
+
+    Returns:
+        The matplotlib figure.
+
+    Raises:
+        ValueError: a place that has no colour.
+    """
+    import textwrap
+
+    import matplotlib.pyplot as plt
+
+    places = [place for boxes in ways.values() for _, place in boxes]
+    if unknown := set(places) - set(PLACE_COLOURS):
+        raise ValueError(f"places are {', '.join(PLACE_COLOURS)}, not {', '.join(sorted(unknown))}")
+    longest = max(map(len, ways.values()))
+    figure, axes = plt.subplots(figsize=(7.2, 0.75 + 0.95 * len(ways)))
+    axes.set_axis_off()
+    axes.set_title(title)
+    for row, (name, boxes) in enumerate(ways.items()):
+        axes.text(-0.06, -row + 0.42, name, ha="left", va="bottom", fontsize=9)
+        for column, (text, place) in enumerate(boxes):
+            box = plt.Rectangle((column, -row - 0.26), 0.8, 0.62, color=PLACE_COLOURS[place], alpha=0.28, linewidth=0)
+            axes.add_patch(box)
+            axes.plot([column, column], [-row - 0.26, -row + 0.36], color=PLACE_COLOURS[place], linewidth=3)
+            wrapped = textwrap.fill(text, width)
+            axes.text(column + 0.4, -row + 0.05, wrapped, ha="center", va="center", fontsize=8)
+            if column:
+                arrow = {"arrowstyle": "-|>", "color": "#555555", "shrinkA": 0, "shrinkB": 0}
+                axes.annotate("", (column - 0.02, -row + 0.05), (column - 0.18, -row + 0.05), arrowprops=arrow)
+    used = [place for place in PLACE_COLOURS if place in places]
+    handles = [plt.Rectangle((0, 0), 1, 1, color=PLACE_COLOURS[place], alpha=0.6) for place in used]
+    figure.legend(handles, used, loc="outside lower center", ncols=len(used), fontsize=8)
+    axes.set_xlim(-0.1, max(longest, 4) - 0.15)
+    axes.set_ylim(-len(ways) + 0.65, 0.75)
     return figure

@@ -364,3 +364,24 @@ def test_race_names_both_threads_and_lines():
     assert races[0].thread // 32 != races[0].other_thread // 32
     assert {f.other_line for f in races} <= {planted.line(), planted.line() - 2}
     assert "nothing orders them" in str(races[0])
+
+
+def test_both_parties_of_a_race_in_the_header_are_named_by_its_lines():
+    header = """
+    METAL_FUNC void turn(threadgroup float* s, uint t, float value, device float* to) {
+      s[t] = value;
+      *to = s[63 - t];
+    }
+    """
+    kernel = simulator.metal_kernel(
+        "k", ["x"], ["y"], f"threadgroup float s[64];{HEAD}turn(s, t, x[i], y + i);", header
+    )
+    call = {"grid": (64, 1, 1), "threadgroup": (64, 1, 1), "output_shapes": [(64,)], "output_dtypes": [mx.float32]}
+    faults = kernel.run(check=True, inputs=[mx.zeros((64,))], **call).faults
+    races = [fault for fault in faults if fault.kind.startswith("race")]
+    assert races
+    for race in races:
+        assert race.in_header
+        assert race.other_in_header
+        assert {race.line, race.other_line} == {3, 4}
+        assert f"at header line {race.other_line} " in race.message

@@ -47,18 +47,17 @@ def diagnose(
 
 def _fault(text: MetalText, found: list[Parameter], library: Library, record: FaultRecord, line_of) -> Fault:
     kind = kinds.RUNTIME_KINDS[record.kind]
-    line = record.line or line_of(record.pc)
-    other_line = record.other_line or line_of(record.other_pc)
+    in_header, number = _in_text(record.line or line_of(record.pc))
+    other_in_header, other_number = _in_text(record.other_line or line_of(record.other_pc))
+    other = f"{'header ' if other_in_header else ''}line {other_number}" if other_number else ""
     memory, element = _place(found, library, record)
-    in_header = line > HEADER_LINES_FROM
     shown = text.header if in_header else text.source
-    number = line - HEADER_LINES_FROM if in_header else line
     rows = shown.splitlines()
     has_thread = kind not in (kinds.STOPPED, kinds.CRASH) or record.thread or record.threadgroup
     return Fault(
         kind,
         text.name,
-        _message(kind, record, memory, element, other_line),
+        _message(kind, record, memory, element, other),
         line=number,
         in_header=in_header,
         text=rows[number - 1] if 0 < number <= len(rows) else "",
@@ -67,9 +66,16 @@ def _fault(text: MetalText, found: list[Parameter], library: Library, record: Fa
         memory=memory,
         element=element,
         other_thread=record.other_thread if kind in _RACES or kind == kinds.DIVERGENT_BARRIER else None,
-        other_line=other_line or None,
+        other_line=other_number or None,
+        other_in_header=other_in_header,
         count=record.count,
     )
+
+
+def _in_text(line: int) -> tuple[bool, int]:
+    """Whether a line that the compiler names is one of the header, and its number there."""
+    in_header = line > HEADER_LINES_FROM
+    return in_header, line - HEADER_LINES_FROM if in_header else line
 
 
 def _place(found: list[Parameter], library: Library, record: FaultRecord) -> tuple[str, int | None]:
@@ -86,11 +92,11 @@ def _item_size(parameter: Parameter) -> int:
     return sizes.get(metal_type) or int("".join(c for c in metal_type if c.isdigit())) // 8
 
 
-def _message(kind: str, r: FaultRecord, memory: str, element: int | None, other_line: int) -> str:
+def _message(kind: str, r: FaultRecord, memory: str, element: int | None, other_place: str) -> str:
     who = f"thread {r.thread} of threadgroup {r.threadgroup}"
     unit = "byte" if r.storage >= 0 else "element"
     place = f"{memory} {unit} {element}" if memory else f"address {r.address:#x}"
-    behind = f" at line {other_line}" if other_line else ""
+    behind = f" at {other_place}" if other_place else ""
     if kind in _RACES:
         other = f"thread {r.other_thread}"
         if kind == kinds.RACE_BETWEEN_THREADGROUPS:
@@ -108,7 +114,7 @@ def _message(kind: str, r: FaultRecord, memory: str, element: int | None, other_
     if kind == kinds.WRITE_TO_INPUT:
         return f"{who} writes {place}, an input"
     if kind == kinds.DIVERGENT_BARRIER:
-        return f"{who} waits here while thread {r.other_thread} waits at the barrier of line {other_line}"
+        return f"{who} waits here while thread {r.other_thread} waits at the barrier of {other_place}"
     if kind == kinds.BARRIER_AFTER_EXIT:
         return f"{who} waits at a barrier that thread {r.other_thread} never reaches"
     if kind == kinds.DIVERGENT_SIMD:

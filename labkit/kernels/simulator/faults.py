@@ -59,7 +59,7 @@ class Fault:
         threadgroup: the threadgroup's index in the grid, or None.
         memory: the buffer or threadgroup array, or "".
         element: index in `memory` of the first element touched, in elements (threadgroup arrays: in bytes), or None.
-        other_thread, other_line: the other party of a race or divergence, or None.
+        other_thread, other_line: the other party of a race or divergence, or None; other_in_header as in_header.
         count: how often this happened at this instruction.
         message: the whole story in a sentence.
     """
@@ -76,6 +76,7 @@ class Fault:
     element: int | None = None
     other_thread: int | None = None
     other_line: int | None = None
+    other_in_header: bool = False
     count: int = 1
 
     def __str__(self) -> str:
