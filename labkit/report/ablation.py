@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from labkit.measure.published import Figure
-from labkit.measure.tables import MeasuredTable
 from labkit.report import tables
 from labkit.report.records import record
 
 MISSING = "-"
+
+
+class Published(Protocol):
+    """A figure in percent that others print, with its machine: `labkit.measure.published.Figure`."""
+
+    value: float
+    machine: str
+
+
+class Measured(Protocol):
+    """Where figures come from: `labkit.measure.tables.MeasuredTable`."""
+
+    device: str
+    commit: str
+    label: str
 
 
 @dataclass(frozen=True)
@@ -33,7 +47,7 @@ class Ablation:
     counted: float | None = None
     predicted: float | str | None = None
     share: float | None = None
-    published: Figure | None = None
+    published: Published | None = None
 
     @property
     def gain(self) -> float | None:
@@ -48,9 +62,7 @@ class Ablation:
         return 1 / (1 - self.share + self.share / self.gain)
 
 
-def show(
-    title: str, rows: Sequence[Ablation], table: MeasuredTable, *, counted: str = "ratio", whole: str = "step"
-) -> None:
+def show(title: str, rows: Sequence[Ablation], table: Measured, *, counted: str = "ratio", whole: str = "step") -> None:
     """Show the rows, and record the measured gains with device and commit.
 
     Args:
