@@ -196,6 +196,22 @@ class Cache(ABC):
     @abstractmethod
     def _unpack(self, arrays: dict[str, mx.array], scalars: dict[str, Any]) -> None: ...
 
+    def dump(self) -> tuple[dict[str, mx.array], dict[str, Any]]:
+        """Arrays and JSON scalars, from which `fill` makes a cache that goes on with the same bits."""
+        return self._pack()
+
+    def fill(self, arrays: dict[str, mx.array], scalars: dict[str, Any]) -> None:
+        """Hold what `dump` gave, in place of whatever is here."""
+        self._unpack(arrays, scalars)
+
+    def columns(self, start: int, end: int) -> dict[str, mx.array]:
+        """The arrays of the tokens start to end, of a kind whose layout is `by_token`."""
+        return {name: array[..., start:end, :] for name, array in self._pack()[0].items()}
+
+    def fill_columns(self, arrays: dict[str, mx.array], tokens: int) -> None:
+        """Hold the first `tokens` tokens, whose `columns` these are."""
+        self._unpack(arrays, {"offset": tokens})
+
     def snapshot(self) -> bytes:
         """This cache as bytes: safetensors, class and layout fingerprint in the header. What is valid, no slack."""
         arrays, scalars = self._pack()

@@ -201,7 +201,11 @@ class Contiguous(Columns):
         keys, values = self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
         return {"keys": mx.contiguous(keys), "values": mx.contiguous(values)}, {"offset": self.offset}
 
+    def columns(self, start: int, end: int) -> dict[str, mx.array]:
+        # Out of the buffers themselves: a copy of all tokens for each block would make a long prompt quadratic.
+        return {"keys": self.keys[..., start:end, :], "values": self.values[..., start:end, :]}
+
     def _unpack(self, arrays: dict, scalars: dict) -> None:
         self.keys, self.values = arrays.get("keys"), arrays.get("values")
         self.offset = scalars["offset"]
-        self._surplus = 0
+        self._surplus, self._mark = 0, None

@@ -47,6 +47,11 @@ class Layout:
         return sum(spec.nbytes for spec in self.arrays if spec.per_token)
 
     @property
+    def by_token(self) -> bool:
+        """Whether a span of tokens can be cut out: every array has one entry a token, and none is ever overwritten."""
+        return self.window is None and all(spec.per_token for spec in self.arrays)
+
+    @property
     def bytes_fixed(self) -> int:
         """Bytes that are there from the first token on."""
         return sum(spec.nbytes for spec in self.arrays if not spec.per_token)

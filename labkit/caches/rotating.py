@@ -254,11 +254,12 @@ class Rotating(Ring):
         scalars = {"offset": self.offset, "keep": self.keep, "max_size": self.max_size}
         if self.keys is None:
             return {}, scalars | {"idx": 0}
-        keys, values = self.temporal(self.keys), self.temporal(self.values)
-        return {"keys": mx.contiguous(keys), "values": mx.contiguous(values)}, scalars | {"idx": keys.shape[2]}
+        # In the ring's own order: attention adds up in that order, and another one rounds differently.
+        keys, values = self.keys_and_values()
+        return {"keys": mx.contiguous(keys), "values": mx.contiguous(values)}, scalars | {"idx": self._idx}
 
     def _unpack(self, arrays: dict, scalars: dict) -> None:
         self.keys, self.values = arrays.get("keys"), arrays.get("values")
         self.offset, self.keep, self.max_size = scalars["offset"], scalars["keep"], scalars["max_size"]
         self._idx = scalars["idx"]
-        self._surplus = 0
+        self._surplus, self._mark = 0, None
