@@ -122,6 +122,11 @@ class Recurrent(Cache):
     def checkpoint(self) -> None:
         self._mark, self._advanced, self._recorded = list(self.cache), 0, {}
 
+    @property
+    def recording(self) -> bool:
+        """Whether a checkpoint is open: a layer that can should `record` its states after every token."""
+        return self._mark is not None
+
     def record(self, index: int, states: mx.array) -> None:
         """The layer's state `index` after each token since the checkpoint, [B, L, ...], so that `commit` may choose."""
         if self._mark is not None:

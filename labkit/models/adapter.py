@@ -34,7 +34,7 @@ class Adapter:
         self.accepts_embeddings = "input_embeddings" in inspect.signature(type(module).__call__).parameters
         self._blueprint = [_describe(cache) for cache in _mlx_caches(module)]
         self.num_layers = len(getattr(module, "layers", self._blueprint))
-        self.dtype = _activation_dtype(module)
+        self.dtype = activation_dtype(module)
         self._trunk = _innermost(module)
         if self._trunk is not None:
             _install_tap(self._trunk)
@@ -241,7 +241,7 @@ def _install_tap(trunk: nn.Module) -> None:
     trunk.__class__ = type(base.__name__, (base,), {"__call__": call, "labkit_tapped": True, "labkit_tap": None})
 
 
-def _activation_dtype(module: nn.Module) -> mx.Dtype:
+def activation_dtype(module: nn.Module) -> mx.Dtype:
     """The dtype that most floating parameters have (codes of quantised weights are integers)."""
     counts: dict[mx.Dtype, int] = {}
     for _, parameter in tree_flatten(module.parameters()):

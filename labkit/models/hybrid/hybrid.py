@@ -1,0 +1,229 @@
+"""Qwen3.5/3.6 specialised: layers of Gated DeltaNet and of gated attention, sparse or dense MLPs, our kernels in each."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.caches import BatchedContiguous, Cache, Contiguous, Layout, Recurrent, lacking
+from labkit.caches.layout import ArraySpec, dtype_name
+from labkit.kernels.fused import residual_rms_norm
+from labkit.kernels.gated_delta import row_spans
+from labkit.models.contract import LayerKind, LogitsFor, Output, select_columns
+from labkit.models.hybrid.attention_layer import AttentionLayer
+from labkit.models.hybrid.config import LINEAR, HybridConfig
+from labkit.models.hybrid.delta_layer import DeltaLayer
+from labkit.models.hybrid.experts import Experts
+from labkit.models.hybrid.mlp import DenseBlock
+from labkit.models.hybrid.packing import LayerWeights, ModelWeights, pack
+from labkit.models.hybrid.plan import Plan, Step
+from labkit.models.hybrid.variants import Variants
+from labkit.models.rows import Rows
+
+
+class Layer:
+    """One block: `mixer` reads and writes the layer's cache, `mlp` holds the norm between them."""
+
+    def __init__(self, kind: str, config: HybridConfig, weights: LayerWeights):
+        self.kind = kind
+        self.input_norm = weights.input_norm
+        self.mixer = (DeltaLayer if kind == LINEAR else AttentionLayer)(config, weights.mixer)
+        self.mlp = (Experts if config.sparse else DenseBlock)(config, weights.mlp, weights.post_norm)
+
+
+class Hybrid:
+    """The specialised graph as a `labkit.models.Model`.
+
+    Args:
+        weights: packed (`labkit.models.hybrid.packing.pack`).
+        config: the checkpoint's config.json.
+        dtype: of activations.
+        variants: the switches of ablations.
+        invariant: no bit of a row depends on its neighbours, on padding or on how its tokens are cut into calls: fixed
+            tiles and orders of sums, at a price.
+
+    Attributes:
+        sizes: the config as read. notes: what the checkpoint holds and this text model leaves out.
+        weights_bytes: of all weights.
+    """
+
+    splits_head = accepts_embeddings = batches = True
+
+    def __init__(
+        self,
+        weights: ModelWeights,
+        config: dict[str, Any],
+        dtype: mx.Dtype,
+        *,
+        variants: Variants | None = None,
+        invariant: bool = False,
+    ):
+        self.config, self.dtype = config, dtype
+        self.sizes = sizes = HybridConfig.read(config)
+        self.notes = sizes.notes
+        self.variants, self.invariant = variants or Variants(), invariant
+        self.weights = weights
+        self.weights_bytes = weights.nbytes
+        self.vocab_size, self.num_layers = sizes.vocabulary, len(sizes.layer_kinds)
+        self.layer_kinds: list[LayerKind] = list(sizes.layer_kinds)
+        self.layouts = [self._layout(kind) for kind in sizes.layer_kinds]
+        self.layers = [Layer(kind, sizes, w) for kind, w in zip(sizes.layer_kinds, weights.layers, strict=True)]
+        self.limits = lacking(self.make_caches(), self.make_caches(2))
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: MutableMapping[str, mx.array], config: dict[str, Any], dtype: mx.Dtype, **options: Any
+    ) -> Hybrid:
+        """From a checkpoint's tensors under mlx-lm's names, which are taken out of the mapping as they are packed.
+
+        Raises:
+            NotSpecialised, LoadError: as `HybridConfig.read` and `pack`.
+        """
+        return cls(pack(tensors, HybridConfig.read(config), dtype), config, dtype, **options)
+
+    @classmethod
+    def from_module(
+        cls, module: Any, config: dict[str, Any], dtype: mx.Dtype | None = None, **options: Any
+    ) -> Hybrid:
+        """From mlx-lm's module, which stays as it is; what is not joined with a neighbour is shared with it."""
+        from mlx.utils import tree_flatten
+
+        from labkit.models.adapter import activation_dtype
+
+        tensors = dict(tree_flatten(module.parameters()))
+        return cls.from_tensors(tensors, config, dtype or activation_dtype(module), **options)
+
+    # -- caches --------------------------------------------------------------------------------------------------------
+
+    def make_caches(self, batch: int = 1) -> list[Cache]:
+        """Empty caches: serial classes for one row, batched classes for more."""
+        rows = [[self._cache(layout) for layout in self.layouts] for _ in range(batch)]
+        if batch == 1:
+            return rows[0]
+        return [type(layer[0]).merge(layer) for layer in zip(*rows, strict=True)]
+
+    def _cache(self, layout: Layout) -> Cache:
+        return Contiguous(layout) if layout.kind == "contiguous" else Recurrent(len(layout.arrays), layout)
+
+    def _layout(self, kind: str) -> Layout:
+        sizes, dtype = self.sizes, dtype_name(self.dtype)
+        if kind == LINEAR:
+            state = (sizes.value_heads, sizes.value_dim, sizes.key_dim)
+            tail = ArraySpec("state0", (3, sizes.conv_channels), dtype, per_token=False)
+            return Layout("recurrent", (tail, ArraySpec("state1", state, "float32", per_token=False)))
+        shape = sizes.kv_heads, sizes.head_dim
+        return Layout("contiguous", tuple(ArraySpec(name, shape, dtype, per_token=True) for name in ("keys", "values")))
+
+    # -- forward -------------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        tokens: mx.array,
+        caches: list[Cache],
+        rows: Rows,
+        *,
+        logits: LogitsFor = "last",
+        hidden: bool = False,
+        embeddings: mx.array | None = None,
+    ) -> Output:
+        """See `labkit.models.contract.Model`. Rows with adapters, block tables or media positions are refused."""
+        self._check(tokens, caches, rows, embeddings)
+        self._place(caches, rows)
+        padded = self._prepare(caches, rows, tokens.shape[1])
+        step = self._step(caches, rows, tokens.shape[1])
+        x = self.weights.embedding.rows(tokens, self.dtype) if embeddings is None else embeddings.astype(self.dtype)
+        stream, update = self._through(x, caches, step)
+        if padded:
+            for cache in caches:
+                cache.finalize()
+        return self._head(stream, update, rows, logits, hidden, step)
+
+    def _through(self, x: mx.array, caches: list[Cache], step: Step) -> tuple[mx.array, mx.array]:
+        """All blocks: the residual stream before the last addition, and what is to be added."""
+        stream, update = x, None
+        for layer, cache in zip(self.layers, caches, strict=True):
+            if update is None:
+                normed = mx.fast.rms_norm(x, layer.input_norm, self.sizes.eps)
+            else:
+                stream, normed = residual_rms_norm(update, stream, layer.input_norm, self.sizes.eps)
+            stream, update = layer.mlp(layer.mixer(normed, cache, step), stream, step)
+        return stream, update
+
+    def _head(
+        self, stream: mx.array, update: mx.array, rows: Rows, logits: LogitsFor, hidden: bool, step: Step
+    ) -> Output:
+        if logits is None and not hidden:
+            return Output(None, None)
+        if not hidden:
+            stream, update = (select_columns(part, logits, rows.lengths) for part in (stream, update))
+        _, states = residual_rms_norm(update, stream, self.weights.norm, self.sizes.eps)
+        if logits is None:
+            return Output(None, states)
+        chosen = select_columns(states, logits, rows.lengths) if hidden else states
+        return Output(step.plan.product(chosen, self.weights.head), states if hidden else None)
+
+    def _step(self, caches: list[Cache], rows: Rows, length: int) -> Step:
+        """What the layers need of the rows, read before any cache moves."""
+        batch = rows.count
+        recurrent = next((cache for cache in caches if cache.kind == "recurrent"), None)
+        attending = next((cache for cache in caches if cache.kind == "contiguous"), None)
+        spans = None
+        if recurrent is not None and (recurrent.lengths is not None or recurrent.left_padding is not None):
+            spans = row_spans(batch, length, recurrent.lengths, recurrent.left_padding)
+        plan = Plan.here(self.variants, self.invariant)
+        return Step(
+            plan,
+            batch,
+            length,
+            rows.positions,
+            spans,
+            mask=None if attending is None or plan.kernels else attending.make_mask(length),
+            first=attending.left_padding if isinstance(attending, BatchedContiguous) else None,
+            recording=recurrent is not None and recurrent.recording and spans is None and length <= 8,
+        )
+
+    # -- rows and caches -----------------------------------------------------------------------------------------------
+
+    def _check(self, tokens: mx.array, caches: list[Cache], rows: Rows, embeddings: mx.array | None) -> None:
+        if tokens.ndim != 2 or tokens.shape[0] != rows.count or tokens.shape[1] == 0:
+            raise ValueError(f"tokens {list(tokens.shape)} for {rows.count} rows: expected [rows, length]")
+        if [cache.kind for cache in caches] != [layout.kind for layout in self.layouts]:
+            raise ValueError(
+                f"caches of {[cache.kind for cache in caches]}, but the model keeps "
+                f"{[layout.kind for layout in self.layouts]}"
+            )
+        if rows.positions.ndim != 1 or rows.block_tables is not None or rows.adapters is not None:
+            raise ValueError("this model takes neither media positions nor block tables nor adapters by row")
+        if embeddings is not None and embeddings.shape != (*tokens.shape, self.sizes.hidden):
+            raise ValueError(
+                f"embeddings stand in for tokens {list(tokens.shape)}: expected "
+                f"{[*tokens.shape, self.sizes.hidden]}, not {list(embeddings.shape)}"
+            )
+
+    def _place(self, caches: list[Cache], rows: Rows) -> None:
+        """Make the caches stand where `rows` says: one array for all batched layers, a check for the serial ones."""
+        serial: set[int] | None = None
+        for index, cache in enumerate(caches):
+            if isinstance(cache, BatchedContiguous):
+                cache.offset = rows.positions
+            elif isinstance(cache, Contiguous):
+                serial = set(rows.positions.tolist()) if serial is None else serial
+                if serial != {cache.offset}:
+                    raise ValueError(
+                        f"rows begin at positions {sorted(serial)}, but cache {index} holds {cache.offset} tokens"
+                    )
+
+    def _prepare(self, caches: list[Cache], rows: Rows, length: int) -> bool:
+        if rows.lengths is None and rows.left_padding is None:
+            return False
+        for cache in caches:
+            if rows.left_padding is not None:
+                if isinstance(cache, BatchedContiguous):
+                    # The rows' positions count the padding already.
+                    cache.offset = rows.positions + rows.left_padding
+                cache.prepare(left_padding=rows.left_padding)
+            if rows.lengths is not None:
+                cache.prepare(lengths=rows.lengths, right_padding=length - rows.lengths)
+        return True

@@ -1,0 +1,61 @@
+"""The dense MLP: down(silu(gate x) up x). Dense checkpoints have it in every layer, sparse ones as the shared expert."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import mlx.core as mx
+
+from labkit.kernels.fused import residual_rms_norm
+from labkit.kernels.grouped_matmul import DECODE_TOKENS, decode_experts
+from labkit.kernels.quantized_matmul import Packed
+from labkit.models.hybrid.config import HybridConfig
+from labkit.models.hybrid.matrix import Matrix, mapped
+from labkit.models.hybrid.packing import DenseWeights
+from labkit.models.hybrid.plan import Step
+
+
+class DenseMLP:
+    """The MLP alone."""
+
+    def __init__(self, weights: DenseWeights):
+        self.weights = weights
+
+    def product(self, x: mx.array, step: Step) -> mx.array:
+        """x [T, D] -> [T, D]."""
+        if step.plan.kernels and self._as_expert is not None and self._few(x, step):
+            tokens = x.shape[0]
+            chosen, weight = mx.zeros((tokens, 1), mx.int32), mx.ones((tokens, 1), mx.float32)
+            return decode_experts(x, *self._as_expert, chosen, weight)
+        gate = step.plan.product(x, Matrix((self.weights.gate,)))
+        up = step.plan.product(x, Matrix((self.weights.up,)))
+        return step.plan.product(_swiglu(gate, up), self.weights.down)
+
+    def _few(self, x: mx.array, step: Step) -> bool:
+        return x.shape[0] <= DECODE_TOKENS and step.plan.variants.fuse_experts and not step.plan.invariant
+
+    @cached_property
+    def _as_expert(self) -> tuple[Packed, Packed, Packed] | None:
+        """The matrices as those of the only expert, for the kernels that fuse what stands between them."""
+        parts = (self.weights.gate, self.weights.up, *self.weights.down.parts)
+        if len(parts) != 3 or not all(isinstance(part, Packed) for part in parts):
+            return None
+        return tuple(mapped(lambda array: array[None], part) for part in parts)
+
+
+class DenseBlock:
+    """A dense layer's MLP, with the norm before it."""
+
+    def __init__(self, config: HybridConfig, weights: DenseWeights, norm: mx.array):
+        self.config, self.norm = config, norm
+        self.mlp = DenseMLP(weights)
+
+    def __call__(self, update: mx.array, hidden: mx.array, step: Step) -> tuple[mx.array, mx.array]:
+        """update, hidden [B, L, D]: what the mixer adds, and the residual stream -> the stream, and what this adds."""
+        hidden, x = residual_rms_norm(update, hidden, self.norm, self.config.eps)
+        return hidden, self.mlp.product(x.reshape(-1, x.shape[-1]), step).reshape(x.shape)
+
+
+@mx.compile
+def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    return gate * mx.sigmoid(gate) * up

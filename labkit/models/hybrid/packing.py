@@ -1,0 +1,253 @@
+"""A checkpoint's tensors become the layout that the kernels read, one layer at a time.
+
+What shares its input lies in one matrix: DeltaNet's q, k, v, z, a and b; attention's q with its gates, k and v; the
+router and the shared expert's gate. Gate and up projections of the experts stay two arrays with the same rows, which
+the expert kernels read side by side. Where a shared expert has the experts' form and a multiple of their width, it
+becomes further experts that every token chooses.
+
+A layer is computed and its tensors let go before the next one is touched, so that the peak is the model and one
+layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, fields
+
+import mlx.core as mx
+
+from labkit.kernels.quantized_matmul import Packed
+from labkit.models.files import LoadError
+from labkit.models.hybrid.config import LINEAR, MAX_EXPERTS, HybridConfig
+from labkit.models.hybrid.matrix import Matrix, Weights, join, mapped, same_form, side_by_side, take
+
+
+@dataclass(frozen=True)
+class DeltaWeights:
+    """A Gated DeltaNet mixer. `inputs`: q, k, v, then z, a and b."""
+
+    inputs: Matrix
+    conv: mx.array  # [channels, 4]
+    a_log: mx.array
+    dt_bias: mx.array
+    norm: mx.array
+    output: Matrix
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """A gated attention mixer. `inputs`: each head's query and gate, then keys, then values."""
+
+    inputs: Matrix
+    q_norm: mx.array
+    k_norm: mx.array
+    output: Matrix
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """A sparse MLP. `router`: a row an expert, and the shared expert's gate last.
+
+    Attributes:
+        gate, up: [E + shared_slots, I, D]. down: [E + shared_slots, D, I].
+        shared_slots: how many experts at the end are parts of the shared one; 0 where it has matrices of its own.
+        shared: its own matrices.
+    """
+
+    router: Matrix
+    gate: Weights
+    up: Weights
+    down: Weights
+    shared_slots: int
+    shared: DenseWeights | None
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """An MLP: down(silu(gate x) up x)."""
+
+    gate: Weights
+    up: Weights
+    down: Matrix
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One block: norm, mixer, norm, MLP."""
+
+    input_norm: mx.array
+    mixer: DeltaWeights | AttentionWeights
+    post_norm: mx.array
+    mlp: ExpertWeights | DenseWeights
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """Everything. `head` is the embedding itself where they are tied."""
+
+    embedding: Matrix
+    layers: tuple[LayerWeights, ...]
+    norm: mx.array
+    head: Matrix
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, each counted once."""
+        return sum({id(array): array.nbytes for array in held(self)}.values())
+
+
+def held(weights: object) -> Iterator[mx.array]:
+    """Every array in a structure of the classes above."""
+    if isinstance(weights, mx.array):
+        yield weights
+    elif isinstance(weights, Packed):
+        yield from weights.arrays
+    elif isinstance(weights, tuple):
+        for item in weights:
+            yield from held(item)
+    elif hasattr(weights, "__dataclass_fields__"):
+        for field in fields(weights):
+            yield from held(getattr(weights, field.name))
+
+
+def pack(tensors: MutableMapping[str, mx.array], config: HybridConfig, dtype: mx.Dtype) -> ModelWeights:
+    """The model from its tensors, which are taken out of the mapping as they are used.
+
+    Args:
+        tensors: under mlx-lm's names of a loaded checkpoint, such as "language_model.model.norm.weight"; lazy or not.
+        dtype: of floating weights. A_log and dt_bias stay as they are stored.
+
+    Raises:
+        NotSpecialised: a quantisation that the kernels do not read. LoadError: a tensor is missing or misshapen.
+    """
+    tensors = _Taken(tensors)
+    embedding = Matrix((take(tensors, "model.embed_tokens", config.hidden, dtype),))
+    if config.tied:
+        tensors.drop("lm_head.")
+        head = embedding
+    else:
+        head = Matrix((take(tensors, "lm_head", config.hidden, dtype),))
+    norm = tensors["model.norm.weight"].astype(dtype)
+    tensors.settle(embedding, norm, head)
+    layers = []
+    for index, kind in enumerate(config.layer_kinds):
+        prefix = f"model.layers.{index}"
+        layers.append(_layer(tensors, prefix, kind, config, dtype))
+        tensors.settle(layers[-1])
+    if left := tensors.left():
+        raise LoadError(f"{len(left)} tensors have no place in the model, first {left[0]}: another architecture's?")
+    return ModelWeights(embedding, tuple(layers), norm, head)
+
+
+def _layer(tensors: _Taken, prefix: str, kind: str, config: HybridConfig, dtype: mx.Dtype) -> LayerWeights:
+    mixer = _delta if kind == LINEAR else _attention
+    mlp = _experts if config.sparse else _dense
+    return LayerWeights(
+        tensors[f"{prefix}.input_layernorm.weight"].astype(dtype),
+        mixer(tensors, prefix, config, dtype),
+        tensors[f"{prefix}.post_attention_layernorm.weight"].astype(dtype),
+        mlp(tensors, f"{prefix}.mlp", config, dtype),
+    )
+
+
+def _delta(tensors: _Taken, prefix: str, config: HybridConfig, dtype: mx.Dtype) -> DeltaWeights:
+    prefix = f"{prefix}.linear_attn"
+    parts = (take(tensors, f"{prefix}.in_proj_{name}", config.hidden, dtype) for name in ("qkv", "z", "a", "b"))
+    return DeltaWeights(
+        inputs=side_by_side(*parts),
+        conv=tensors[f"{prefix}.conv1d.weight"].reshape(config.conv_channels, -1).astype(dtype),
+        a_log=tensors[f"{prefix}.A_log"],
+        dt_bias=tensors[f"{prefix}.dt_bias"],
+        norm=tensors[f"{prefix}.norm.weight"].astype(dtype),
+        output=Matrix((take(tensors, f"{prefix}.out_proj", config.delta_width, dtype),)),
+    )
+
+
+def _attention(tensors: _Taken, prefix: str, config: HybridConfig, dtype: mx.Dtype) -> AttentionWeights:
+    prefix = f"{prefix}.self_attn"
+    parts = (take(tensors, f"{prefix}.{name}_proj", config.hidden, dtype) for name in ("q", "k", "v"))
+    return AttentionWeights(
+        inputs=side_by_side(*parts),
+        q_norm=tensors[f"{prefix}.q_norm.weight"].astype(dtype),
+        k_norm=tensors[f"{prefix}.k_norm.weight"].astype(dtype),
+        output=Matrix((take(tensors, f"{prefix}.o_proj", config.query_heads * config.head_dim, dtype),)),
+    )
+
+
+def _experts(tensors: _Taken, prefix: str, config: HybridConfig, dtype: mx.Dtype) -> ExpertWeights:
+    router = side_by_side(
+        take(tensors, f"{prefix}.gate", config.hidden, dtype),
+        take(tensors, f"{prefix}.shared_expert_gate", config.hidden, dtype),
+    )
+    routed = f"{prefix}.switch_mlp"
+    gate = take(tensors, f"{routed}.gate_proj", config.hidden, dtype)
+    up = take(tensors, f"{routed}.up_proj", config.hidden, dtype)
+    down = take(tensors, f"{routed}.down_proj", config.expert_width, dtype)
+    shared = _dense(tensors, f"{prefix}.shared_expert", config, dtype, config.shared_width)
+    slots = _slots(config, gate, up, down, shared)
+    if slots:
+        gate = join(gate, _cut_rows(shared.gate, slots))
+        up = join(up, _cut_rows(shared.up, slots))
+        down = join(down, _cut_columns(shared.down.parts[0], slots))
+    return ExpertWeights(router, gate, up, down, slots, None if slots else shared)
+
+
+def _slots(config: HybridConfig, gate: Weights, up: Weights, down: Weights, shared: DenseWeights) -> int:
+    """How many experts a shared expert makes; 0 if it does not divide into any."""
+    slots, rest = divmod(config.shared_width, config.expert_width)
+    if rest or config.experts + slots > MAX_EXPERTS:
+        return 0
+    own = shared.down.parts[0]
+    if not (same_form(gate, shared.gate) and same_form(up, shared.up) and type(down) is type(own)):
+        return 0
+    if isinstance(down, Packed) and (down.bits, down.group_size) != (own.bits, own.group_size):
+        return 0
+    return slots
+
+
+def _cut_rows(part: Weights, slots: int) -> Weights:
+    """[slots * I, D] -> [slots, I, D]."""
+    return mapped(lambda array: array.reshape(slots, -1, array.shape[-1]), part)
+
+
+def _cut_columns(part: Weights, slots: int) -> Weights:
+    """[D, slots * I] -> [slots, D, I]."""
+    return mapped(lambda array: mx.contiguous(array.reshape(array.shape[0], slots, -1).swapaxes(0, 1)), part)
+
+
+def _dense(
+    tensors: _Taken, prefix: str, config: HybridConfig, dtype: mx.Dtype, width: int | None = None
+) -> DenseWeights:
+    gate, up = (take(tensors, f"{prefix}.{name}_proj", config.hidden, dtype) for name in ("gate", "up"))
+    down = take(tensors, f"{prefix}.down_proj", width or config.intermediate, dtype)
+    return DenseWeights(gate, up, Matrix((down,)))
+
+
+class _Taken(dict):
+    """A checkpoint's tensors without the outer model's prefix; each can be taken once."""
+
+    def __init__(self, tensors: MutableMapping[str, mx.array]):
+        super().__init__()
+        for name in list(tensors):
+            self[name.removeprefix("language_model.")] = tensors.pop(name)
+
+    def __getitem__(self, name: str) -> mx.array:
+        if name not in self:
+            raise LoadError(f"the weights lack {name}: fetch the checkpoint again")
+        return self.pop(name)
+
+    def get(self, name: str, default: mx.array | None = None) -> mx.array | None:
+        return self.pop(name, default)
+
+    def drop(self, prefix: str) -> None:
+        """Forget what the model does not use."""
+        for name in [name for name in self if name.startswith(prefix)]:
+            del self[name]
+
+    def left(self) -> list[str]:
+        """Tensors that nobody took; multi-token prediction is known, and left out."""
+        return sorted(name for name in self if not name.startswith("mtp."))
+
+    def settle(self, *weights: object) -> None:
+        """Compute arrays, so that nothing of the checkpoint stays behind them."""
+        mx.eval([array for part in weights for array in held(part)])

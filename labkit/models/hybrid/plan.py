@@ -1,0 +1,100 @@
+"""How one forward computes: on which target, by which variants; and what its rows are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from labkit.kernels.quantized_matmul import FEW, MANY_ROWS, Packed, many_rows_call, quantized_matmul
+from labkit.kernels.quantized_matmul.packed import forms
+from labkit.kernels.targets import target_in_use
+from labkit.models.hybrid.config import NotSpecialised
+from labkit.models.hybrid.matrix import Matrix, Weights
+from labkit.models.hybrid.variants import Variants
+
+INVARIANT_TILE = 32
+"""Rows of a tile in the invariant mode, for one row as for thousands: another tile may sum in another order."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where and how.
+
+    Attributes:
+        target: of the kernels; None where MLX computes on a CPU and nobody asked for kernels.
+        variants: the switches. invariant: whether no bit may depend on neighbours or on how tokens are cut into calls.
+    """
+
+    target: str | None
+    variants: Variants
+    invariant: bool
+
+    @classmethod
+    def here(cls, variants: Variants, invariant: bool) -> Plan:
+        """For this machine, or for the target that `use_target` set."""
+        return cls(target_in_use(), variants, invariant)
+
+    @property
+    def kernels(self) -> bool:
+        """Whether layers launch kernels, rather than MLX's own operations on a CPU."""
+        return self.target is not None
+
+    def product(self, x: mx.array, matrix: Matrix) -> mx.array:
+        """x [..., K] times the transposed matrix -> [..., N]."""
+        outputs = [self._one(x, part) for part in matrix.parts]
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=-1)
+
+    def _one(self, x: mx.array, part: Weights) -> mx.array:
+        if not isinstance(part, Packed):
+            if self.invariant and self.kernels:
+                raise NotSpecialised("the invariant mode needs packed weights: MLX's products of floats vary with rows")
+            return x @ part.T
+        if self.invariant:
+            return self._invariant(x, part)
+        return quantized_matmul(x, part, variant=self._variant(x.size // part.k))
+
+    def _variant(self, rows: int) -> str | None:
+        if not self.kernels:
+            return None
+        if rows <= FEW:
+            return "many_rows" if self.variants.decode_rows == "tile" else None
+        return {"auto": None, "in_tile": "many_rows", "before": "dequantize"}[self.variants.dequantise]
+
+    def _invariant(self, x: mx.array, part: Packed) -> mx.array:
+        """One kernel with one tile, whose rows do not know of each other. MLX's product on a CPU goes row by row."""
+        if not self.kernels:
+            return quantized_matmul(x, part, variant="mlx")
+        form = "tensor" if self.target == "cuda" and "tensor" in forms(x, part) else "plain"
+        rows = x.reshape(-1, part.k)
+        (y,) = MANY_ROWS[form](**many_rows_call(rows, part, form, tile=INVARIANT_TILE))
+        return y.reshape(*x.shape[:-1], part.n)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of one forward.
+
+    Attributes:
+        plan: how to compute it.
+        batch, length: B rows of L columns.
+        positions: of each row's first column, int32 [B].
+        spans: int32 [B, 2], the columns of each row that count; None if all do.
+        mask: of attention by MLX's operations, as a cache's `make_mask` gives it.
+        first: the first visible column of each row, int32 [B]; None without left padding.
+        recording: whether recurrent layers give their states after every token.
+    """
+
+    plan: Plan
+    batch: int
+    length: int
+    positions: mx.array
+    spans: mx.array | None = None
+    mask: mx.array | str | None = None
+    first: mx.array | None = None
+    recording: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Columns of all rows."""
+        return self.batch * self.length
