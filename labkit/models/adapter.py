@@ -8,6 +8,7 @@ need not know that code. What the caches look like is found by one forward that 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -34,7 +35,7 @@ class Adapter:
         self.accepts_embeddings = "input_embeddings" in inspect.signature(type(module).__call__).parameters
         self._blueprint = [_describe(cache) for cache in _mlx_caches(module)]
         self.num_layers = len(getattr(module, "layers", self._blueprint))
-        self.dtype = activation_dtype(module)
+        self.dtype = activation_dtype(parameter for _, parameter in tree_flatten(module.parameters()))
         self._trunk = _innermost(module)
         if self._trunk is not None:
             _install_tap(self._trunk)
@@ -241,10 +242,10 @@ def _install_tap(trunk: nn.Module) -> None:
     trunk.__class__ = type(base.__name__, (base,), {"__call__": call, "labkit_tapped": True, "labkit_tap": None})
 
 
-def activation_dtype(module: nn.Module) -> mx.Dtype:
+def activation_dtype(parameters: Iterable[mx.array]) -> mx.Dtype:
     """The dtype that most floating parameters have (codes of quantised weights are integers)."""
     counts: dict[mx.Dtype, int] = {}
-    for _, parameter in tree_flatten(module.parameters()):
+    for parameter in parameters:
         if mx.issubdtype(parameter.dtype, mx.floating):
             counts[parameter.dtype] = counts.get(parameter.dtype, 0) + 1
     return max(counts, key=counts.get) if counts else mx.float32

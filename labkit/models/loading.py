@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import difflib
 import hashlib
 import logging
@@ -12,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 
@@ -24,6 +26,12 @@ from labkit.models.tokenizer import Tokenizer
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+Graph = Literal["auto", "specialised", "adapter"]
+"""Who computes a model: labkit's own graph of its architecture, or mlx-lm's module behind the adapter."""
+
+PROVED: frozenset[str] = frozenset()
+"""Kinds of device on which the specialised graph has passed its parity runs: where "auto" takes it."""
+
 _HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
@@ -47,6 +55,11 @@ class LoadedModel:
     name: str
     weights_bytes: int
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the checkpoint holds and the model leaves out, a sentence each."""
+        return getattr(self.model, "notes", ())
+
     @cached_property
     def fingerprint(self) -> str:
         """sha256 (hex) over config.json and the weight files; read from disk when first asked for."""
@@ -59,7 +72,7 @@ class LoadedModel:
         return digest.hexdigest()
 
 
-def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> LoadedModel:
+def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None, graph: Graph = "auto") -> LoadedModel:
     """Load a model.
 
     Args:
@@ -67,15 +80,20 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> LoadedMo
             Q4_1 or Q8_0; or a hub id such as "mlx-community/Qwen3-0.6B-4bit".
         dtype: of floating parameters and activations. Default: float32 on a CPU, where MLX's bfloat16 is several times
             slower; the checkpoint's own on a GPU. Packed codes stay as they are.
+        graph: "specialised": labkit's own graph (Qwen3.5 and 3.6 hybrids); "adapter": mlx-lm's module; "auto": the
+            specialised one where it covers the checkpoint and has been proved on this kind of device.
 
     Raises:
         LoadError: anything that is wrong with the name, the folder, the files or their size, before weights are read.
     """
     if dtype is not None and dtype not in _DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, not {dtype!r}")
+    if graph not in get_args(Graph):
+        raise LoadError(f"graph is one of {', '.join(get_args(Graph))}, not {graph!r}")
     name = str(name_or_path)
     folder = resolve(name_or_path)
     config = files.read_config(folder)
+    graph = _choose_graph(config, graph)
     headers = [tensor for path in files.weight_files(folder) for tensor in files.read_header(path)]
     files.check_layers(folder, config, headers)
     files.check_tokenizer(folder)
@@ -83,20 +101,14 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> LoadedMo
         dtype = mx.float32
     files.check_fits(name, files.bytes_in_memory(headers, None if dtype is None else dtype.size))
     tokenizer = _read_tokenizer(folder)
-    module, config = _read_weights(folder, config, dtype)
-
-    from mlx.utils import tree_flatten
-
-    from labkit.models.adapter import Adapter
-
-    model = Adapter(module, config)
+    read = _read_specialised if graph == "specialised" else _read_adapted
+    model, size = read(folder, config, dtype)
     if tokenizer.base_vocab_size > model.vocab_size:
         raise LoadError(
             f"the tokenizer in {folder} has {tokenizer.base_vocab_size} tokens and the model {model.vocab_size}: "
             "it is another model's"
         )
-    size = sum(parameter.nbytes for _, parameter in tree_flatten(module.parameters()))
-    return LoadedModel(model, tokenizer, config, folder, name, size)
+    return LoadedModel(model, tokenizer, model.config, folder, name, size)
 
 
 def resolve(name_or_path: str | Path) -> Path:
@@ -136,6 +148,50 @@ def _fetch(hub_id: str) -> Path:
             f"{hub_id!r} is no folder here, and the model hub did not give it ({_reason(error)}): "
             "check the name and the network, or give a local folder"
         ) from error
+
+
+def _choose_graph(config: dict[str, Any], graph: Graph) -> Graph:
+    """Who computes this checkpoint. Raises LoadError if the specialised graph was asked for and does not cover it."""
+    from labkit.models.hybrid.config import HybridConfig
+
+    if graph == "specialised":
+        HybridConfig.read(config)
+    elif graph == "auto":
+        graph = "adapter"
+        if devices.this_device().kind in PROVED:
+            with contextlib.suppress(LoadError):
+                HybridConfig.read(config)
+                graph = "specialised"
+    return graph
+
+
+def _read_specialised(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) -> tuple[Model, int]:
+    """The specialised graph: tensors go from the files into its layout, a layer at a time."""
+    import importlib
+
+    from labkit.models.adapter import activation_dtype
+    from labkit.models.hybrid import Hybrid
+
+    tensors = {}
+    for path in files.weight_files(folder):
+        tensors |= mx.load(str(path))
+    dtype = dtype or activation_dtype(tensors.values())
+    architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    # What converters left undone (names, norms, the convolution's layout) mlx-lm's module finishes.
+    tensors = architecture.Model(architecture.ModelArgs.from_dict(copy.deepcopy(config))).sanitize(tensors)
+    model = Hybrid.from_tensors(tensors, config, dtype)
+    return model, model.weights_bytes
+
+
+def _read_adapted(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) -> tuple[Model, int]:
+    """mlx-lm's module behind the adapter."""
+    from mlx.utils import tree_flatten
+
+    from labkit.models.adapter import Adapter
+
+    module, config = _read_weights(folder, config, dtype)
+    size = sum(parameter.nbytes for _, parameter in tree_flatten(module.parameters()))
+    return Adapter(module, config), size
 
 
 def _read_weights(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) -> tuple[Any, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Qwen3.5/3.6 specialised: layers of Gated DeltaNet and of gated attention, sparse or dense MLPs, our kernels in each."""
+"""Qwen3.5/3.6 specialised: layers of Gated DeltaNet and gated attention, sparse or dense MLPs, our kernels in each."""
 
 from __future__ import annotations
 
@@ -84,16 +84,14 @@ class Hybrid:
         return cls(pack(tensors, HybridConfig.read(config), dtype), config, dtype, **options)
 
     @classmethod
-    def from_module(
-        cls, module: Any, config: dict[str, Any], dtype: mx.Dtype | None = None, **options: Any
-    ) -> Hybrid:
+    def from_module(cls, module: Any, config: dict[str, Any], dtype: mx.Dtype | None = None, **options: Any) -> Hybrid:
         """From mlx-lm's module, which stays as it is; what is not joined with a neighbour is shared with it."""
         from mlx.utils import tree_flatten
 
         from labkit.models.adapter import activation_dtype
 
         tensors = dict(tree_flatten(module.parameters()))
-        return cls.from_tensors(tensors, config, dtype or activation_dtype(module), **options)
+        return cls.from_tensors(tensors, config, dtype or activation_dtype(tensors.values()), **options)
 
     # -- caches --------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import mlx.core as mx
 
 from labkit.kernels.quantized_matmul import Packed
+from labkit.models.files import LoadError
 from labkit.models.hybrid.config import NotSpecialised
 
 Weights = Packed | mx.array
@@ -63,17 +64,20 @@ def arrays_of(part: Weights) -> list[mx.array]:
     return part.arrays if isinstance(part, Packed) else [part]
 
 
-def take(tensors: Tensors, name: str, inputs: int, dtype: mx.Dtype) -> Weights:
+def take(tensors: Tensors, name: str, rows: tuple[int, ...], inputs: int, dtype: mx.Dtype) -> Weights:
     """The matrix `name` of a checkpoint; its bits and groups follow from its shapes, which cannot be wrong.
 
     Args:
-        tensors: under mlx-lm's names. inputs: K. dtype: of scales, biases and plain weights.
+        tensors: under mlx-lm's names. rows: (N,), or (E, N) for one matrix an expert. inputs: K.
+        dtype: of scales, biases and plain weights.
 
     Raises:
         NotSpecialised: a quantisation that the kernels do not read.
-        KeyError: it is not there.
+        LoadError: it is not there, or of another shape.
     """
     weight, scales = tensors[f"{name}.weight"], tensors.get(f"{name}.scales")
+    if weight.shape[:-1] != rows or (scales is None and weight.shape[-1] != inputs):
+        raise LoadError(f"{name} is {weight.shape}, where the config has {(*rows, inputs)}: they do not fit together")
     if scales is None:
         return weight.astype(dtype)
     biases = tensors.get(f"{name}.biases")

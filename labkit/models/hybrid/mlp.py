@@ -1,4 +1,4 @@
-"""The dense MLP: down(silu(gate x) up x). Dense checkpoints have it in every layer, sparse ones as the shared expert."""
+"""The dense MLP: down(silu(gate x) up x), in every layer of dense checkpoints, and the shared expert of sparse ones."""
 
 from __future__ import annotations
 

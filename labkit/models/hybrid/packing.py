@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import mlx.core as mx
 
 from labkit.kernels.quantized_matmul import Packed
 from labkit.models.files import LoadError
-from labkit.models.hybrid.config import LINEAR, MAX_EXPERTS, HybridConfig
+from labkit.models.hybrid.config import CONV_TAPS, LINEAR, MAX_EXPERTS, HybridConfig
 from labkit.models.hybrid.matrix import Matrix, Weights, join, mapped, same_form, side_by_side, take
 
 
@@ -120,15 +121,15 @@ def pack(tensors: MutableMapping[str, mx.array], config: HybridConfig, dtype: mx
     Raises:
         NotSpecialised: a quantisation that the kernels do not read. LoadError: a tensor is missing or misshapen.
     """
-    tensors = _Taken(tensors)
-    embedding = Matrix((take(tensors, "model.embed_tokens", config.hidden, dtype),))
+    tensors, vocabulary = _Taken(tensors), (config.vocabulary,)
+    embedding = Matrix((take(tensors, "model.embed_tokens", vocabulary, config.hidden, dtype),))
     if config.tied:
         tensors.drop("lm_head.")
         head = embedding
     else:
-        head = Matrix((take(tensors, "lm_head", config.hidden, dtype),))
-    norm = tensors["model.norm.weight"].astype(dtype)
-    tensors.settle(embedding, norm, head)
+        head = Matrix((take(tensors, "lm_head", vocabulary, config.hidden, dtype),))
+    norm = tensors.vector("model.norm.weight", config.hidden).astype(dtype)
+    tensors.settle((embedding, norm, head))
     layers = []
     for index, kind in enumerate(config.layer_kinds):
         prefix = f"model.layers.{index}"
@@ -143,52 +144,57 @@ def _layer(tensors: _Taken, prefix: str, kind: str, config: HybridConfig, dtype:
     mixer = _delta if kind == LINEAR else _attention
     mlp = _experts if config.sparse else _dense
     return LayerWeights(
-        tensors[f"{prefix}.input_layernorm.weight"].astype(dtype),
-        mixer(tensors, prefix, config, dtype),
-        tensors[f"{prefix}.post_attention_layernorm.weight"].astype(dtype),
+        tensors.vector(f"{prefix}.input_layernorm.weight", config.hidden).astype(dtype),
+        tensors.settle(mixer(tensors, prefix, config, dtype)),
+        tensors.vector(f"{prefix}.post_attention_layernorm.weight", config.hidden).astype(dtype),
         mlp(tensors, f"{prefix}.mlp", config, dtype),
     )
 
 
 def _delta(tensors: _Taken, prefix: str, config: HybridConfig, dtype: mx.Dtype) -> DeltaWeights:
     prefix = f"{prefix}.linear_attn"
-    parts = (take(tensors, f"{prefix}.in_proj_{name}", config.hidden, dtype) for name in ("qkv", "z", "a", "b"))
+    heads, width = config.value_heads, config.delta_width
+    rows = {"qkv": config.conv_channels, "z": width, "a": heads, "b": heads}
+    parts = (take(tensors, f"{prefix}.in_proj_{name}", (n,), config.hidden, dtype) for name, n in rows.items())
     return DeltaWeights(
         inputs=side_by_side(*parts),
-        conv=tensors[f"{prefix}.conv1d.weight"].reshape(config.conv_channels, -1).astype(dtype),
-        a_log=tensors[f"{prefix}.A_log"],
-        dt_bias=tensors[f"{prefix}.dt_bias"],
-        norm=tensors[f"{prefix}.norm.weight"].astype(dtype),
-        output=Matrix((take(tensors, f"{prefix}.out_proj", config.delta_width, dtype),)),
+        conv=tensors.vector(f"{prefix}.conv1d.weight", config.conv_channels, CONV_TAPS).astype(dtype),
+        a_log=tensors.vector(f"{prefix}.A_log", heads),
+        dt_bias=tensors.vector(f"{prefix}.dt_bias", heads),
+        norm=tensors.vector(f"{prefix}.norm.weight", config.value_dim).astype(dtype),
+        output=Matrix((take(tensors, f"{prefix}.out_proj", (config.hidden,), width, dtype),)),
     )
 
 
 def _attention(tensors: _Taken, prefix: str, config: HybridConfig, dtype: mx.Dtype) -> AttentionWeights:
     prefix = f"{prefix}.self_attn"
-    parts = (take(tensors, f"{prefix}.{name}_proj", config.hidden, dtype) for name in ("q", "k", "v"))
+    queries, kv = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
+    rows = {"q": 2 * queries, "k": kv, "v": kv}
+    parts = (take(tensors, f"{prefix}.{name}_proj", (n,), config.hidden, dtype) for name, n in rows.items())
     return AttentionWeights(
         inputs=side_by_side(*parts),
-        q_norm=tensors[f"{prefix}.q_norm.weight"].astype(dtype),
-        k_norm=tensors[f"{prefix}.k_norm.weight"].astype(dtype),
-        output=Matrix((take(tensors, f"{prefix}.o_proj", config.query_heads * config.head_dim, dtype),)),
+        q_norm=tensors.vector(f"{prefix}.q_norm.weight", config.head_dim).astype(dtype),
+        k_norm=tensors.vector(f"{prefix}.k_norm.weight", config.head_dim).astype(dtype),
+        output=Matrix((take(tensors, f"{prefix}.o_proj", (config.hidden,), queries, dtype),)),
     )
 
 
 def _experts(tensors: _Taken, prefix: str, config: HybridConfig, dtype: mx.Dtype) -> ExpertWeights:
     router = side_by_side(
-        take(tensors, f"{prefix}.gate", config.hidden, dtype),
-        take(tensors, f"{prefix}.shared_expert_gate", config.hidden, dtype),
+        take(tensors, f"{prefix}.gate", (config.experts,), config.hidden, dtype),
+        take(tensors, f"{prefix}.shared_expert_gate", (1,), config.hidden, dtype),
     )
     routed = f"{prefix}.switch_mlp"
-    gate = take(tensors, f"{routed}.gate_proj", config.hidden, dtype)
-    up = take(tensors, f"{routed}.up_proj", config.hidden, dtype)
-    down = take(tensors, f"{routed}.down_proj", config.expert_width, dtype)
+    into, out_of = (config.experts, config.expert_width), (config.experts, config.hidden)
+    gate, up = (take(tensors, f"{routed}.{name}_proj", into, config.hidden, dtype) for name in ("gate", "up"))
+    down = take(tensors, f"{routed}.down_proj", out_of, config.expert_width, dtype)
     shared = _dense(tensors, f"{prefix}.shared_expert", config, dtype, config.shared_width)
     slots = _slots(config, gate, up, down, shared)
     if slots:
-        gate = join(gate, _cut_rows(shared.gate, slots))
-        up = join(up, _cut_rows(shared.up, slots))
-        down = join(down, _cut_columns(shared.down.parts[0], slots))
+        # One at a time: they are most of a layer.
+        gate = tensors.settle(join(gate, _cut_rows(shared.gate, slots)))
+        up = tensors.settle(join(up, _cut_rows(shared.up, slots)))
+        down = tensors.settle(join(down, _cut_columns(shared.down.parts[0], slots)))
     return ExpertWeights(router, gate, up, down, slots, None if slots else shared)
 
 
@@ -218,8 +224,9 @@ def _cut_columns(part: Weights, slots: int) -> Weights:
 def _dense(
     tensors: _Taken, prefix: str, config: HybridConfig, dtype: mx.Dtype, width: int | None = None
 ) -> DenseWeights:
-    gate, up = (take(tensors, f"{prefix}.{name}_proj", config.hidden, dtype) for name in ("gate", "up"))
-    down = take(tensors, f"{prefix}.down_proj", width or config.intermediate, dtype)
+    width = width or config.intermediate
+    gate, up = (take(tensors, f"{prefix}.{name}_proj", (width,), config.hidden, dtype) for name in ("gate", "up"))
+    down = take(tensors, f"{prefix}.down_proj", (config.hidden,), width, dtype)
     return DenseWeights(gate, up, Matrix((down,)))
 
 
@@ -239,6 +246,13 @@ class _Taken(dict):
     def get(self, name: str, default: mx.array | None = None) -> mx.array | None:
         return self.pop(name, default)
 
+    def vector(self, name: str, *shape: int) -> mx.array:
+        """A tensor of `shape`, dimensions of one aside."""
+        found = self[name]
+        if [size for size in found.shape if size != 1] != [size for size in shape if size != 1]:
+            raise LoadError(f"{name} is {found.shape}, where the config has {shape}: they do not fit together")
+        return found if found.shape == shape else found.reshape(shape)
+
     def drop(self, prefix: str) -> None:
         """Forget what the model does not use."""
         for name in [name for name in self if name.startswith(prefix)]:
@@ -248,6 +262,7 @@ class _Taken(dict):
         """Tensors that nobody took; multi-token prediction is known, and left out."""
         return sorted(name for name in self if not name.startswith("mtp."))
 
-    def settle(self, *weights: object) -> None:
-        """Compute arrays, so that nothing of the checkpoint stays behind them."""
-        mx.eval([array for part in weights for array in held(part)])
+    def settle(self, weights: Any) -> Any:
+        """Compute the arrays of `weights`, so that nothing of the checkpoint stays behind them."""
+        mx.eval(list(held(weights)))
+        return weights
