@@ -1,0 +1,101 @@
+"""Caches <-> records: the one file here that touches MLX, in the thread that owns the arrays.
+
+Layers whose layout is `by_token` are cut into blocks. All others (recurrent states, rings) are copied whole. Bytes are
+taken as they are, in the array's own dtype: a detour through another dtype would round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.caches import Cache, Layout, Unsupported
+from labkit.caches.layout import dtype_name
+from labkit.engine.prefix.record import Record, Tensor
+
+
+class Codec:
+    """Knows a model's caches.
+
+    Args:
+        make_caches: empty caches for one row.
+        layouts: their layouts.
+
+    Raises:
+        Unsupported: a kind of cache that cannot be stored as bytes.
+    """
+
+    def __init__(self, make_caches: Callable[[], list[Cache]], layouts: Sequence[Layout | None]):
+        self._make, self._layouts = make_caches, layouts
+        fresh = make_caches()
+        for cache, layout in zip(fresh, layouts, strict=True):
+            if layout is None or "snapshot" not in cache.supports:
+                raise Unsupported(cache.kind, "be kept in a prefix store", "it cannot be stored as bytes")
+        self._classes = [type(cache) for cache in fresh]
+        self.by_token = [index for index, layout in enumerate(layouts) if layout.by_token]
+        self.whole = [index for index, layout in enumerate(layouts) if not layout.by_token]
+
+    def objection(self, caches: Sequence[Cache], tokens: int) -> str | None:
+        """Why these caches are not the state of one row of this model after `tokens` tokens; None if they may be."""
+        if [type(cache) for cache in caches] != self._classes:
+            return "other_kind"
+        for cache, layout in zip(caches, self._layouts, strict=True):
+            if cache.batch_size != 1:
+                return "several_rows"
+            if cache.empty() or cache.layout != layout:
+                return "other_layout"
+            if getattr(cache, "offset", tokens) != tokens:
+                return "other_length"
+        return None
+
+    def columns(self, caches: Sequence[Cache], start: int, end: int) -> dict[str, Tensor]:
+        """What the by-token layers hold of the tokens start to end."""
+        return _taken({(index, n): a for index in self.by_token for n, a in caches[index].columns(start, end).items()})
+
+    def state(self, caches: Sequence[Cache]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What all other layers hold: tensors, and their scalars for `Record.about`."""
+        arrays, scalars = {}, {}
+        for index in self.whole:
+            own, scalars[index] = caches[index].dump()
+            arrays |= {(index, name): array for name, array in own.items()}
+        return _taken(arrays), {"scalars": json.dumps(scalars)}
+
+    def assemble(self, blocks: Sequence[Record], state: Record | None, tokens: int) -> list[Cache]:
+        """Fresh caches after `tokens` tokens, from the by-token layers' blocks in order and all other layers' state."""
+        caches = self._make()
+        for index in self.by_token:
+            names = [name for name in blocks[0].tensors if name.startswith(f"{index}.")]
+            parts = {name.partition(".")[2]: [_array(block.tensors[name]) for block in blocks] for name in names}
+            whole = {n: p[0] if len(p) == 1 else mx.concatenate(p, axis=-2) for n, p in parts.items()}
+            mx.eval(whole)  # layer by layer, so that only one layer is there twice
+            caches[index].fill_columns(whole, tokens)
+        scalars: dict[str, Any] = json.loads(state.about["scalars"]) if state is not None else {}
+        for index in self.whole:
+            names = [name for name in state.tensors if name.startswith(f"{index}.")]
+            arrays = {name.partition(".")[2]: _array(state.tensors[name]) for name in names}
+            caches[index].fill(arrays, scalars[str(index)])
+        mx.eval([cache.state for cache in caches])
+        return caches
+
+
+def _taken(arrays: dict[tuple[int, str], mx.array]) -> dict[str, Tensor]:
+    """Arrays -> bytes, all evaluated together."""
+    flat = {key: mx.contiguous(array).reshape(-1).view(mx.uint8) for key, array in arrays.items() if array.size}
+    mx.eval(list(flat.values()))
+    return {
+        f"{layer}.{name}": Tensor(
+            dtype_name(array.dtype), tuple(array.shape), bytes(memoryview(flat[layer, name])) if array.size else b""
+        )
+        for (layer, name), array in arrays.items()
+    }
+
+
+def _array(tensor: Tensor) -> mx.array:
+    dtype = getattr(mx, tensor.dtype)
+    if not len(tensor.data):
+        return mx.zeros(tensor.shape, dtype)
+    return mx.array(np.frombuffer(tensor.data, dtype=np.uint8)).view(dtype).reshape(tensor.shape)

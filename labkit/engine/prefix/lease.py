@@ -1,0 +1,57 @@
+"""What a lookup hands out: bytes that are there and sound, for as long as somebody holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labkit.caches import Cache
+from labkit.engine.prefix.codec import Codec
+from labkit.engine.prefix.record import Record
+
+
+class Lease:
+    """A stored prefix. Its bytes cannot be evicted, overwritten or found damaged any more.
+
+    Attributes:
+        tokens: how many tokens it covers.
+        data: what was stored beside a private chain, JSON data; None for a shared prefix.
+        token_ids: the tokens themselves, of a private chain.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        blocks: Sequence[Record],
+        state: Record | None,
+        tokens: int,
+        *,
+        on_release: Callable[[], None],
+        data: Any = None,
+        token_ids: tuple[int, ...] | None = None,
+    ):
+        self.tokens, self.data, self.token_ids = tokens, data, token_ids
+        self._codec, self._blocks, self._state, self._on_release = codec, blocks, state, on_release
+
+    def restore(self) -> list[Cache]:
+        """Fresh caches that hold these tokens, one a layer, of the classes that the model makes for one row. Each
+        call copies: what is written to one result shows in no other, nor in the store.
+
+        Raises:
+            RuntimeError: after `release`.
+        """
+        if self._blocks is None:
+            raise RuntimeError("the lease was released: look the prefix up again")
+        return self._codec.assemble(self._blocks, self._state, self.tokens)
+
+    def release(self) -> None:
+        """Nothing more will be asked of it. Again does nothing."""
+        if self._blocks is not None:
+            self._blocks = self._state = None
+            self._on_release()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

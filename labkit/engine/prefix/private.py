@@ -1,0 +1,101 @@
+"""Private chains: one paused row each, exact to the last bit, whole or not at all.
+
+A row that has decoded stands off the grid, so nobody else may go on from it. It is stored under its own name: the
+columns that no shared block holds, the states as they are, the tokens, and whatever its owner wants beside them. Shared
+blocks that the row itself committed or was restored from are held by a pin instead of being written again.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labkit.caches import Cache
+from labkit.engine.prefix import hashing
+from labkit.engine.prefix.chains import Chains
+from labkit.engine.prefix.codec import Codec
+from labkit.engine.prefix.lease import Lease
+from labkit.engine.prefix.record import Tensor, name_of
+from labkit.engine.prefix.tiers import Tiers
+
+
+class PrivateChains:
+    """Paused rows by id.
+
+    Args:
+        tiers, codec, chains: the store's.
+        width: tokens of a shared block.
+        lease: makes a lease.
+    """
+
+    def __init__(self, tiers: Tiers, codec: Codec, chains: Chains, width: int, lease: Callable[..., Lease]):
+        self._tiers, self._codec, self._chains, self._width, self._lease = tiers, codec, chains, width, lease
+
+    def save(
+        self,
+        id: str,
+        tokens: Sequence[int],
+        caches: Sequence[Cache],
+        data: Any,
+        shared: Sequence[str],
+        timeout: float | None,
+    ) -> str | None:
+        """Store a row; returns why not, or None. When it returns None the row is where it will be found again.
+
+        Args:
+            shared: blocks at its beginning that hold this row's own bytes.
+            data: JSON data.
+        """
+        if (objection := self._codec.objection(caches, len(tokens))) is not None:
+            return objection
+        key = self.key(id)
+        name, owner = name_of(key, "private"), f"private {id}"
+        columns = self._chains.columns(shared)
+        if not self._tiers.pin(f"{owner} shared", columns):
+            shared, columns = [], []
+        start = len(shared) * self._width
+        state, scalars = self._codec.state(caches)
+        tensors = self._codec.columns(caches, start, len(tokens)) if len(tokens) > start else {}
+        ids = struct.pack(f"<{len(tokens)}i", *tokens)
+        tensors |= state | {"tokens": Tensor("int32", (len(tokens),), ids)}
+        about = {**scalars, "id": id, "shared": json.dumps(list(shared)), "data": json.dumps(data)}
+        record = self._chains.record([key], 0, "private", tensors, about)
+        self._tiers.unpin(owner)
+        self._tiers.drop(name)
+        refusal = self._tiers.put(name, record, protect=columns, hot=False)
+        if refusal is None and not (self._tiers.flush(timeout) and self._tiers.pin(owner, [name])):
+            refusal = "not_written"
+        if refusal is not None:
+            self.drop(id)
+        return refusal
+
+    def load(self, id: str) -> Lease | None:
+        """The row, if every part of it is there and sound."""
+        name, owner = name_of(self.key(id), "private"), f"private {id}"
+        record = self._tiers.get([name], self._chains.expected, hot=False)[0]
+        if record is None or record.about["id"] != id:
+            return None
+        shared = json.loads(record.about["shared"])
+        columns = self._chains.columns(shared)
+        blocks = self._tiers.get(columns, self._chains.expected)
+        if None in blocks:
+            return None
+        # After a restart nobody holds it any more.
+        self._tiers.pin(f"{owner} shared", columns)
+        self._tiers.pin(owner, [name])
+        ids = record.tensors["tokens"].data
+        tokens = struct.unpack(f"<{len(ids) // 4}i", ids)
+        parts = [*blocks, record] if len(tokens) > len(shared) * self._width else blocks
+        return self._lease(parts, record, len(tokens), data=json.loads(record.about["data"]), token_ids=tokens)
+
+    def drop(self, id: str) -> None:
+        """Forget a row and let its shared blocks go."""
+        self._tiers.unpin(f"private {id}")
+        self._tiers.unpin(f"private {id} shared")
+        self._tiers.drop(name_of(self.key(id), "private"))
+
+    def key(self, id: str) -> str:
+        """A row's name. Under another model's root it is another name."""
+        return hashing.digest(b"private", self._chains.root.encode(), id.encode())
