@@ -94,16 +94,20 @@ def waterfall(steps: Mapping[str, float], title: str, unit: str) -> Any:
     left = 0.0
     for row, size in enumerate(steps.values()):
         axes.barh(row, size, left=left, color=style.GREEN if row == 0 else style.ORANGE, height=0.62)
-        axes.text(left + size + 0.01 * total, row, f"{size:.3g}", va="center", fontsize=9)
+        axes.text(left + size + 0.01 * total, row, _short(size), va="center", fontsize=9)
         left += size
     axes.barh(len(steps), total, color=style.BLUE, height=0.62)
-    axes.text(total * 1.01, len(steps), f"{total:.3g}", va="center", fontsize=9)
+    axes.text(total * 1.01, len(steps), _short(total), va="center", fontsize=9)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, total * 1.12)
     axes.set_xlabel(unit)
     axes.set_title(title)
     return figure
+
+
+def _short(size: float) -> str:
+    return f"{size:,.0f}" if abs(size) >= 100 else f"{size:.3g}"
 
 
 PLACE_COLOURS = {

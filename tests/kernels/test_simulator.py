@@ -396,6 +396,24 @@ def test_a_vector_moves_in_one_request(body):
         assert (flow.requests, flow.bytes, flow.lines_per_request) == (N // 4 // 32, 4 * N, 4)
 
 
+def test_lanes_that_read_different_buffers_at_one_instruction_make_a_request_to_each():
+    source = """
+    uint i = thread_position_in_grid.x;
+    const device float* from = i % 2 == 0 ? a : b;
+    y[i] = from[i];
+    """
+    kernel = simulator.metal_kernel("k", ["a", "b"], ["y"], source)
+    a, b = mx.zeros((64,)), mx.ones((64,))
+    call = {"grid": (64, 1, 1), "threadgroup": (64, 1, 1), "output_shapes": [(64,)], "output_dtypes": [mx.float32]}
+    traffic = kernel.run(check=True, inputs=[a, b], **call).raise_for_faults().traffic
+    reads = {flow.memory: flow for flow in traffic.buffers if flow.direction == "read"}
+    for name in "ab":
+        flow = reads[name]
+        assert (flow.bytes, flow.requests, flow.lines, flow.sectors, flow.footprint) == (128, 2, 2, 8, 256)
+    by_line = {flow.memory: flow for flow in traffic.by_line if flow.direction == "read"}
+    assert {name: flow.lines for name, flow in by_line.items()} == {"a": 2, "b": 2}
+
+
 def test_re_reads_barriers_and_threadgroup_memory_are_counted():
     body = (
         "threadgroup float s[64]; s[t] = x[t]; threadgroup_barrier(mem_flags::mem_threadgroup); "

@@ -7,6 +7,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
+from labkit.kernels.grouped_matmul.counts import choose_at_random
 from labkit.kernels.grouped_matmul.gates import grouped
 from labkit.kernels.grouped_matmul.launches import (
     COMBINE_EXPERTS,
@@ -50,10 +51,8 @@ PREDICTED_TFLOPS = {128: 300, 64: 230, 32: 140, 16: 75}
 
 
 def choices(tokens: int, skew: float) -> np.ndarray:
-    """[tokens, k] int32 experts: Gumbel top-k of a load that falls as 1 / rank^skew; uniform at 0."""
-    rng = np.random.default_rng(0)
-    load = -skew * np.log(np.arange(1, EXPERTS + 1))
-    return np.argsort(-(load + rng.gumbel(size=(tokens, EXPERTS))), axis=-1)[:, :TOPK].astype(np.int32)
+    """[tokens, k] int32 experts, even or skewed."""
+    return choose_at_random(tokens, TOPK, EXPERTS, skew)
 
 
 def rows(quick: bool = True) -> list[dict]:

@@ -94,7 +94,7 @@ struct Launch {
   DoubtfulWrite doubtful;                  // address is nullptr when there is none
   std::vector<TrackedBuffer> buffers;
   std::vector<Site> sites;
-  std::map<uint64_t, uint32_t> site_of_pc;
+  std::map<uint64_t, uint32_t> site_of_access;  // by instruction and buffer
   std::pair<uint64_t, uint32_t> recent_sites[256];  // the same, for most look-ups
   std::map<uint64_t, Clock> atomic_clocks;
 };

@@ -1,5 +1,6 @@
 // Counts what a kernel reads and writes, as a memory system sees it: the 32 lanes' n-th execution of one load or store is
-// one request, and costs the 128-byte lines and 32-byte sectors that it touches.
+// one request, and costs the 128-byte lines and 32-byte sectors that it touches. Lanes that read different buffers there
+// make a request to each.
 //
 // Each lane logs its accesses; when no lane of the simdgroup can go on, the logs are laid side by side and emptied.
 #pragma once
@@ -11,15 +12,16 @@ constexpr uint64_t kLineBytes = 128, kSectorBytes = 32;
 constexpr size_t kLogCapacity = 2048;
 
 inline uint32_t site_index(uint64_t pc, int buffer, int storage, bool write) {
-  auto& [known_pc, known_site] = launch.recent_sites[pc % std::size(launch.recent_sites)];
-  if (known_pc == pc) return known_site;
-  auto [it, fresh] = launch.site_of_pc.try_emplace(pc, launch.sites.size());
+  uint64_t key = pc | uint64_t(buffer + 1) << 48;  // code lies in the low 47 bits
+  auto& [known_key, known_site] = launch.recent_sites[(pc + buffer) % std::size(launch.recent_sites)];
+  if (known_key == key) return known_site;
+  auto [it, fresh] = launch.site_of_access.try_emplace(key, launch.sites.size());
   if (fresh) {
     Site s{};
     s.pc = pc; s.buffer = buffer; s.storage = storage; s.write = write;
     launch.sites.push_back(s);
   }
-  known_pc = pc;
+  known_key = key;
   return known_site = it->second;
 }
 
