@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Any, ClassVar, Self
 
 import mlx.core as mx
@@ -146,6 +147,13 @@ class Cache(ABC):
         """A serial cache with this row alone: a real copy, which keeps no other row's memory alive."""
         raise Unsupported(self.kind, "extract", "only a batched cache has several rows")
 
+    def copy(self) -> Self:
+        """A second cache with the same content: what is written to one never shows in the other."""
+        # Handles of their own: an assignment to a slice changes the array behind the handle it is made through.
+        twin = type(self).from_state(_own_handles(self.state))
+        twin.layout = self.layout
+        return twin
+
     # -- a span that may be taken back -------------------------------------------------------------------------------
 
     @abstractmethod
@@ -169,6 +177,9 @@ class Cache(ABC):
     def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
         """Attention of queries [B, Hq, L, D], the L newest tokens, over the whole buffers -> [B, Hq, L, Dv]."""
         raise Unsupported(self.kind, "attend", "it holds a state")
+
+    def release(self) -> None:  # noqa: B027
+        """Give back what is held of a shared pool: the cache is empty afterwards. Nothing to do for other kinds."""
 
     # -- bytes -------------------------------------------------------------------------------------------------------
 
@@ -229,6 +240,13 @@ class Cache(ABC):
         cache.layout = stored
         cache._unpack(arrays, scalars)
         return cache
+
+
+def _own_handles(state: Any) -> Any:
+    """Arrays of a `state` by handles of their own; the bytes are shared until one of them is written."""
+    if isinstance(state, (tuple, list)):
+        return type(state)(_own_handles(item) for item in state)
+    return copy(state) if isinstance(state, mx.array) else state
 
 
 def lacking(serial: Iterable[Cache], batched: Iterable[Cache]) -> dict[str, tuple[str, ...]]:

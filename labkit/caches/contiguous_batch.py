@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from labkit.caches import masks
 from labkit.caches.base import Cache, per_row, row_numbers, to_trim
-from labkit.caches.contiguous import Columns, Contiguous
+from labkit.caches.contiguous import Columns, Contiguous, rounded
 from labkit.caches.layout import Layout, keys_and_values
 from labkit.caches.rectangle import right_justified, roll_rows
 
@@ -123,8 +123,9 @@ class BatchedContiguous(Columns):
         self.keys, self.values = self.keys[rows], self.values[rows]
         # Columns that are padding in every row that stayed would be read by every step to come.
         if shared := min(self.left_padding.tolist(), default=0):
-            self.keys, self.values = self.keys[..., shared:, :], self.values[..., shared:, :]
             self._idx -= shared
+            end = min(self.keys.shape[2], shared + rounded(self._idx))  # no more free room than a smaller batch has
+            self.keys, self.values = self.keys[..., shared:end, :], self.values[..., shared:end, :]
             self.left_padding = self.left_padding - shared
 
     def extend(self, other: Cache) -> None:

@@ -80,6 +80,9 @@ class Foreign(Cache):
     def extract(self, row: int) -> Foreign:
         return Foreign(self._method("extract")(row))
 
+    def copy(self) -> Foreign:
+        return Foreign(deepcopy(self.inner))
+
     def _method(self, name: str) -> Any:
         if name not in self.supports:
             raise Unsupported(type(self.inner).__name__, name, "mlx-lm's class has no such method")

@@ -1,23 +1,36 @@
 """Requests -> tokens: the engine, its requests and options, its events."""
 
+from labkit.engine.admission import Admission
+from labkit.engine.batch import DecodingBatch
 from labkit.engine.capacity import Capacity, CapacityError
 from labkit.engine.completion import Completion, RequestFailed
 from labkit.engine.engine import Engine
 from labkit.engine.events import Event, StepRecord, Usage
+from labkit.engine.hooks import Lease, MemoryGuard, PrefixStore
 from labkit.engine.params import SamplingParams
 from labkit.engine.request import Request
+from labkit.engine.scheduler import Plan, Scheduler
+from labkit.engine.session import Session
 from labkit.engine.step import Constraint
 
 __all__ = [
+    "Admission",
     "Capacity",
     "CapacityError",
     "Completion",
     "Constraint",
+    "DecodingBatch",
     "Engine",
     "Event",
+    "Lease",
+    "MemoryGuard",
+    "Plan",
+    "PrefixStore",
     "Request",
     "RequestFailed",
     "SamplingParams",
+    "Scheduler",
+    "Session",
     "StepRecord",
     "Usage",
 ]

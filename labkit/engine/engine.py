@@ -1,38 +1,53 @@
-"""The engine: requests in, events out. Serial inside: one request at a time, in order of priority and arrival."""
+"""The engine: requests in, events out. Any number at a time, each joining and leaving between two steps."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
+from labkit.engine.admission import Admission
 from labkit.engine.capacity import Budget, Capacity
 from labkit.engine.completion import Completion
 from labkit.engine.events import Event, StepRecord
+from labkit.engine.executor import Executor, cannot_batch
+from labkit.engine.hooks import MemoryGuard, PrefixStore
 from labkit.engine.params import SamplingParams
-from labkit.engine.request import Request
+from labkit.engine.request import Prompt, Request, make_request
+from labkit.engine.scheduler import Scheduler, due
 from labkit.engine.session import Session, engine_clock
 from labkit.engine.step import Constraint
+from labkit.engine.worker import Worker
 from labkit.models import LoadedModel
-
-Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 
 
 class Engine:
-    """Runs requests on one model. All calls but `cancel` belong to one thread, which owns every array.
+    """Runs requests on one model, as many together as fit.
+
+    Between two steps requests join, once their prompts have been computed in chunks, and leave, when they have
+    finished. `scheduler` says in which order, `admission` how many at a time. All calls but `cancel` and `astream`
+    belong to one thread, which owns every array; with `astream` that is a thread of the engine's own.
 
     Args:
         loaded: the model.
-        prefill_chunk: prompt tokens computed in one step at most.
+        prefill_chunk: prompt tokens computed in one step at most, so long a running row may have to wait; a store of
+            prefixes brings its own.
         capacity_bytes: what weights and caches may take; the device's working set by default.
+        max_rows: requests that are worked on at a time, at most.
+        pack_prompts: whether several short prompts may be computed in one forward. Where kernels round differently for
+            other shapes, False makes a prompt's state independent of its neighbours.
+        prefixes: states of prompts' beginnings to start from, and where to leave new ones.
+        guard: watches memory.
         log_limit: step records kept; the oldest half is dropped when there are more.
 
     Attributes:
         log: what every step did, as plain data.
+        runs_alone: why requests do not decode together with this model, None if they do.
     """
 
     def __init__(
@@ -41,24 +56,42 @@ class Engine:
         *,
         prefill_chunk: int | None = None,
         capacity_bytes: int | None = None,
+        max_rows: int = 32,
+        pack_prompts: bool = True,
+        prefixes: PrefixStore | None = None,
+        guard: MemoryGuard | None = None,
         log_limit: int = 1 << 16,
     ):
-        counts = {"prefill_chunk": prefill_chunk, "capacity_bytes": capacity_bytes, "log_limit": log_limit}
+        counts = {
+            "prefill_chunk": prefill_chunk,
+            "capacity_bytes": capacity_bytes,
+            "max_rows": max_rows,
+            "log_limit": log_limit,
+        }
         for name, count in counts.items():
             if count is not None and (type(count) is not int or count < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, not {count!r}")
-        self.loaded = loaded
+        if prefixes is not None and prefill_chunk not in (None, prefixes.grid):
+            raise ValueError(f"prefill_chunk {prefill_chunk} is not the store's grid of {prefixes.grid}: leave it out")
+        chunk = prefixes.grid if prefixes is not None else prefill_chunk or 2048
+        self.loaded, self.guard, self.prefixes = loaded, guard, prefixes
         self.log: list[StepRecord] = []
-        self._chunk = prefill_chunk or 2048
-        self._budget = Budget(loaded, capacity_bytes)
+        self.runs_alone = cannot_batch(loaded)
         self._clock = engine_clock()
+        self._admission = Admission(
+            Budget(loaded, capacity_bytes), chunk=chunk, max_rows=max_rows, rectangle=self.runs_alone is None
+        )
+        self._scheduler = Scheduler(chunk)
+        self._executor = Executor(loaded, grid=chunk, pack=pack_prompts, clock=self._clock, prefixes=prefixes)
         self._log_limit, self._steps = log_limit, 0
+        self._live: dict[str, Session] = {}  # whoever has not been told its end
         self._waiting: list[Session] = []
-        self._active: Session | None = None
-        self._undelivered: list[Event] = []
+        self._outbox: deque[tuple[Session, Event]] = deque()  # not yet shown to callbacks
+        self._undelivered: list[Event] = []  # not yet returned by step
         self._stepping = False
         # Reentrant: a signal's handler may cancel while the thread that it interrupts holds the lock.
         self._lock = threading.RLock()
+        self._worker = Worker(self)
         self._wired = _wire_memory()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -88,41 +121,41 @@ class Engine:
         for token in (*request.tokens, *request.params.stop_token_ids, *(request.params.logit_bias or ())):
             if not 0 <= token < known:
                 raise ValueError(f"token {token} is not in the model's vocabulary of {known}")
-        if any(session.request.id == request.id for session in self._sessions()):
+        if request.id in self._live:
             raise ValueError(f"request {request.id!r} is here already")
-        self._budget.admit(len(request.tokens), request.params.max_tokens, chunk=self._chunk)
-        session = Session(
-            self.loaded, request, chunk=self._chunk, clock=self._clock, on_event=on_event, constraint=constraint
-        )
+        self._admission.check(request)
+        session = Session(self.loaded, request, clock=self._clock, on_event=on_event, constraint=constraint)
         with self._lock:
+            self._live[request.id] = session
             self._waiting.append(session)
-            self._waiting.sort(key=lambda s: (-s.request.priority, s.request.arrival))
-        self._undelivered += self._deliver(session, [session.submitted()])
+            self._waiting.sort(key=lambda s: due(s.request.priority, s.request.arrival))
+        self._tell([(session, session.submitted())])
         return request.id
 
     def cancel(self, request_id: str) -> bool:
         """End a request at the next boundary between steps; callable from any thread. False if there is none."""
         with self._lock:
-            session = next((s for s in self._sessions() if s.request.id == request_id), None)
-            if session is None:
+            session = self._live.get(request_id)
+            if session is None or session.finished:
                 return False
             session.cancelled = True
             return True
 
     def capacity(self) -> Capacity:
         """The numbers by which requests are admitted."""
-        return self._budget.capacity
+        return self._admission.capacity
 
     @property
     def idle(self) -> bool:
         """Whether nothing waits, runs or is to be delivered."""
-        return self._active is None and not self._waiting and not self._undelivered
+        return not self._live and not self._undelivered and not self._outbox
 
     def close(self) -> None:
         """End every request as cancelled and give the wired memory back. Events that came before can still be read."""
-        for session in self._sessions():
+        self._worker.close()
+        for session in self._live.values():
             session.cancelled = True
-        self._undelivered += self._retire_cancelled()
+        self._retire_cancelled()
         if self._wired is not None:
             mx.synchronize()
             mx.set_wired_limit(self._wired)
@@ -140,20 +173,21 @@ class Engine:
         """One forward at most; returns what happened since the last call.
 
         Raises:
-            RuntimeError: called from inside a callback.
+            RuntimeError: called from inside a callback, or while a thread of the engine's own is at work.
         """
+        self._worker.check_owner()
         if self._stepping:
             raise RuntimeError("step was called from inside a callback: let the callback return first")
         self._stepping = True
         try:
+            self._tell(())
+            self._retire_cancelled()
+            self._admit()
+            plan = self._scheduler.plan(*self._executor.views())
+            if plan.kind != "idle":
+                self._execute(plan)
+                self._retire_cancelled()
             events, self._undelivered = self._undelivered, []
-            events += self._retire_cancelled()
-            if self._active is None and self._waiting:
-                with self._lock:
-                    self._active = self._waiting.pop(0)
-            if self._active is not None:
-                events += self._advance(self._active)
-                events += self._retire_cancelled()
             return events
         finally:
             self._stepping = False
@@ -193,6 +227,14 @@ class Engine:
         next(events)
         return events
 
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> AsyncIterator[Event]:
+        """The same for `async for`, any number at a time; the engine works in a thread of its own from then on.
+
+        Raises:
+            ValueError, CapacityError: as `submit`, with the first event.
+        """
+        return self._worker.stream(prompt, params, **options)
+
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer; arguments as for `stream`.
 
@@ -211,82 +253,91 @@ class Engine:
         **sampling: Any,
     ) -> Request:
         """A prompt in any form -> a request with its tokens."""
-        params = replace(params or SamplingParams(), **sampling)
-        if isinstance(prompt, dict):
-            raise ValueError("a prompt is text, tokens or a list of messages: put the one message into a list")
-        if isinstance(prompt, str):
-            return Request(self.loaded.tokenizer.encode(prompt), params)
-        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], dict):
-            chat = self.loaded.tokenizer.render_chat(list(prompt), tools, thinking)
-            return Request(chat.tokens, params, segments=chat.segments)
-        return Request(prompt, params)
+        return make_request(self.loaded.tokenizer, prompt, params, tools=tools, thinking=thinking, **sampling)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _sessions(self) -> list[Session]:
-        return ([self._active] if self._active else []) + self._waiting
-
     def _holds(self, request_id: str) -> bool:
         """Whether the request has still something to say."""
-        ids = [*(session.request.id for session in self._sessions()), *(event.request for event in self._undelivered)]
-        return request_id in ids
+        return request_id in self._live or any(event.request == request_id for event in self._undelivered)
 
-    def _advance(self, session: Session) -> list[Event]:
+    def _admit(self) -> None:
+        """Let requests start while they fit, in order: nobody overtakes one that has to wait for room."""
+        live = [session.total for session in self._executor.sessions()]
+        events: list[tuple[Session, Event]] = []
+        while self._waiting and self._admission.fits_now(self._waiting[0].total, live):
+            with self._lock:
+                session = self._waiting.pop(0)
+            self._executor.start(session, events)
+            live.append(session.total)
+        self._tell(events)
+
+    def _execute(self, plan: Any) -> None:
+        events: list[tuple[Session, Event]] = []
         try:
-            events, record = session.step(self._steps)
-        except Exception as error:  # one request's failure is its own, whatever it is
-            events = session.fail("step_failed", error)
-        except BaseException:
-            session.cancel()
-            self._remove(session)
-            raise
-        else:
-            self._steps += 1
-            self.log.append(record)
-            if len(self.log) > self._log_limit:
-                del self.log[: len(self.log) - self._log_limit // 2]
-        if session.finished:
-            self._remove(session)
-        return self._deliver(session, events)
+            record = self._executor.execute(plan, self._steps, events)
+            if record is not None:
+                self._steps += 1
+                self.log.append(record)
+                if len(self.log) > self._log_limit:
+                    del self.log[: len(self.log) - self._log_limit // 2]
+        finally:
+            self._outbox += events
+        self._tell(())
 
-    def _deliver(self, session: Session, events: list[Event]) -> list[Event]:
-        """Hand events to the request's callback; a callback that raises ends its request."""
-        delivered = []
-        for event in events:
-            delivered.append(event)
+    def _tell(self, events: Sequence[tuple[Session, Event]]) -> None:
+        """Hand events to their requests' callbacks; a callback that raises ends its request alone."""
+        self._outbox += events
+        while self._outbox:
+            session, event = self._outbox.popleft()
+            self._undelivered.append(event)
+            if event.kind == "finished":
+                self._note_end(session)
             if session.on_event is None:
                 continue
             try:
                 session.on_event(event)
             except BaseException as error:  # a callback may raise anything
                 session.on_event = None
-                if not isinstance(error, Exception):  # an exit or an interrupt is the caller's to see
-                    session.cancel()
-                    self._remove(session)
+                exits = not isinstance(error, Exception)  # an exit or an interrupt is the caller's to see
+                ends = session.cancel() if exits else session.fail("callback_failed", error)
+                self._undelivered += ends
+                self._remove(session)
+                self._note_end(session)
+                if exits:
                     raise
-                if not session.finished:
-                    delivered += session.fail("callback_failed", error)
-                    self._remove(session)
-                    break
-        return delivered
 
-    def _retire_cancelled(self) -> list[Event]:
-        events = []
-        for session in [s for s in self._sessions() if s.cancelled]:
+    def _retire_cancelled(self) -> None:
+        for session in [s for s in self._live.values() if s.cancelled]:
+            ends = session.cancel()
             self._remove(session)
-            events += self._deliver(session, session.cancel())
-        return events
+            self._tell([(session, event) for event in ends])
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every request with this error."""
+        for session in list(self._live.values()):
+            ends = session.fail("engine_failed", error)
+            self._remove(session)
+            self._tell([(session, event) for event in ends])
 
     def _remove(self, session: Session) -> None:
         with self._lock:
-            if self._active is session:
-                self._active = None
-            elif session in self._waiting:
+            if session in self._waiting:
                 self._waiting.remove(session)
-        # Who leaves between two steps (cancelled, failed) left after the last one that it took part in.
-        id = session.request.id
-        if self.log and id in self.log[-1].rows and id not in self.log[-1].leaves:
-            self.log[-1] = replace(self.log[-1], leaves=(*self.log[-1].leaves, id))
+        self._executor.drop(session)
+
+    def _note_end(self, session: Session) -> None:
+        """Who leaves between two steps (cancelled, failed) left after the last one that it took part in."""
+        self._live.pop(session.id, None)
+        if not session.joined or (self.log and session.id in self.log[-1].leaves):
+            return
+        for place in range(len(self.log) - 1, -1, -1):
+            record = self.log[place]
+            if session.id in record.leaves:
+                return
+            if session.id in record.rows:
+                self.log[place] = replace(record, leaves=(*record.leaves, session.id))
+                return
 
     def _events_of(self, request_id: str) -> Iterator[Event]:
         finished = False
@@ -302,9 +353,13 @@ class Engine:
                 if not finished and not self._holds(request_id):
                     raise RuntimeError(f"the end of request {request_id} was read elsewhere, by run or step")
         finally:
-            if not finished and self.cancel(request_id):
-                others = [event for event in self._retire_cancelled() if event.request != request_id]
-                self._undelivered += others
+            if not finished:
+                if self.cancel(request_id):
+                    self._retire_cancelled()
+                # Nobody is left to read them.
+                self._outbox = deque(told for told in self._outbox if told[1].request != request_id)
+                self._live.pop(request_id, None)
+                self._undelivered = [event for event in self._undelivered if event.request != request_id]
 
 
 def _wire_memory() -> int | None:

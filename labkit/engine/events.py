@@ -84,18 +84,27 @@ class Event:
 class StepRecord:
     """One engine step: its plan and its result. From a list of them the run can be drawn, replayed and checked.
 
+    `operations` tells what was done to caches since the record before, in order. A set of caches is named by the ids of
+    its rows, in order; a row alone has serial caches, several have batched ones:
+
+    * ("new", id): empty caches; ("restore", id, n): caches with the prompt's first n tokens, from a store;
+      ("copy", id, other): the state that another prompt's caches hold at that moment;
+    * ("merge", ids): rows that stood alone, in one batch; ("extend", ids, more): the rows `more` behind the rows `ids`;
+    * ("filter", ids, kept): all rows but `kept` are gone; ("extract", ids, id): one row of a batch, alone.
+
     Attributes:
         index: number of the step.
-        kind: "prefill" (one chunk), "decode" (one token a row) or "read" (a token was read and nothing launched).
+        kind: "prefill" (a chunk of one prompt, or the last chunks of several), "decode" (one token a row) or "read"
+            (tokens were read and nothing launched).
         rows: request ids, in the order of the batch.
         shape: [B, L] of the forward; (0, 0) without one.
         positions: position of each row's first column.
         lengths: valid tokens of each row.
         inputs: the token ids that were fed, row by row, padding left out.
-        operations: what was done to the caches before the forward: ("new", id), ("merge", ids), ("extend", ids),
-            ("filter", kept rows), ("extract", id), ("trim", n).
+        operations: what was done to caches before the forward, see above.
         joins, leaves: requests that entered before the forward, and left after it (finished, cancelled or failed).
-        chunk: (start, end) of the prompt tokens of a prefill.
+            Whoever chose its last token takes no part in the forward any more, and leaves with the step that reads it.
+        chunk: (start, end) of the prompt tokens of a prefill, where it is one prompt's.
         cache_bytes: bytes of all live caches after the step.
         started, seconds: when it began (seconds since the engine began) and how long it took on the host.
     """

@@ -6,11 +6,15 @@ import math
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
+from typing import Any
 
 from labkit.engine.params import SamplingParams
+from labkit.models import Tokenizer
 from labkit.models.chat import Segment
+
+Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,24 @@ class Request:
                 raise ValueError(f"{name} must be a finite number, not {value!r}")
         if not self.tokens:
             raise ValueError("the prompt is empty: give at least one token")
+
+
+def make_request(
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    params: SamplingParams | None = None,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    thinking: bool = True,
+    **sampling: Any,
+) -> Request:
+    """Text, tokens or messages -> a request with its tokens; `sampling` overrides single options."""
+    params = replace(params or SamplingParams(), **sampling)
+    if isinstance(prompt, dict):
+        raise ValueError("a prompt is text, tokens or a list of messages: put the one message into a list")
+    if isinstance(prompt, str):
+        return Request(tokenizer.encode(prompt), params)
+    if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], dict):
+        chat = tokenizer.render_chat(list(prompt), tools, thinking)
+        return Request(chat.tokens, params, segments=chat.segments)
+    return Request(prompt, params)

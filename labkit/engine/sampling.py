@@ -16,13 +16,44 @@ from labkit.engine.params import SamplingParams
 
 
 class Choice(NamedTuple):
-    """The chosen tokens, unread: token int [B]; the log of the sum of exp(logits) [B], finite unless the logits are
-    broken; for each row its logprob [1] and best alternatives, if asked for."""
+    """The chosen tokens, unread: token uint32 [B]; the log of the sum of exp(logits) [B], finite unless the logits are
+    broken; for each row its logprob [1] and best alternatives, if asked for; for rows whose token could not be chosen,
+    why."""
 
     token: mx.array
     total: mx.array
     logprob: list[mx.array | None]
     top: list[tuple[mx.array, mx.array] | None]
+    failed: dict[int, Exception]
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing was asked for but the tokens."""
+        return not any(array is not None for array in self.logprob)
+
+    @classmethod
+    def given(cls, tokens: Sequence[int]) -> Choice:
+        """Tokens that nobody chose: those that end the prompts."""
+        rows = len(tokens)
+        return cls(mx.array(list(tokens), dtype=mx.uint32), mx.zeros((rows,)), [None] * rows, [None] * rows, {})
+
+    def take(self, rows: Sequence[int]) -> Choice:
+        """Some of the rows."""
+        index = mx.array(list(rows), dtype=mx.int32)
+        failed = {new: self.failed[old] for new, old in enumerate(rows) if old in self.failed}
+        pick = lambda items: [items[row] for row in rows]
+        return Choice(self.token[index], self.total[index], pick(self.logprob), pick(self.top), failed)
+
+    def __add__(self, other: Choice) -> Choice:
+        """These rows, then those of `other`."""
+        rows = len(self.logprob)
+        return Choice(
+            mx.concatenate([self.token, other.token]),
+            mx.concatenate([self.total, other.total.astype(self.total.dtype)]),
+            self.logprob + other.logprob,
+            self.top + other.top,
+            {**self.failed, **{rows + row: error for row, error in other.failed.items()}},
+        )
 
     def arrays(self) -> list[mx.array]:
         """What to evaluate."""
@@ -129,17 +160,21 @@ def choose(
 ) -> Choice:
     """The next token of every row; logits [B, V], fed int [B]. Rows that take the plain maximum go through it together.
 
-    The maximum is taken over log-probabilities, not logits: in 16 bits the two may round a near tie differently.
+    The maximum is taken over log-probabilities, not logits: in 16 bits the two may round a near tie differently. A row
+    whose options fail on these logits fails alone.
     """
     if all(row.plain for row in rows) and all(mask is None for mask in masks):
         total = mx.logsumexp(logits, axis=-1, keepdims=True)
-        return Choice(mx.argmax(logits - total, axis=-1), total[:, 0], [None] * len(rows), [None] * len(rows))
-    chosen = [
-        row(logits[i : i + 1], fed[i : i + 1], step, mask)
-        for i, (row, step, mask) in enumerate(zip(rows, steps, masks, strict=True))
-    ]
+        return Choice(mx.argmax(logits - total, axis=-1), total[:, 0], [None] * len(rows), [None] * len(rows), {})
+    chosen, failed = [], {}
+    for i, (row, step, mask) in enumerate(zip(rows, steps, masks, strict=True)):
+        try:
+            chosen.append(row(logits[i : i + 1], fed[i : i + 1], step, mask))
+        except Exception as error:  # whatever a processor raises
+            failed[i] = error
+            chosen.append((mx.zeros((1,), mx.uint32), mx.zeros((1,), logits.dtype), None, None))
     tokens, totals, logprobs, best = zip(*chosen, strict=True)
-    return Choice(mx.concatenate(tokens), mx.concatenate(totals), list(logprobs), list(best))
+    return Choice(mx.concatenate(tokens), mx.concatenate(totals), list(logprobs), list(best), failed)
 
 
 def keys(seed: int, step: int) -> tuple[mx.array, mx.array]:

@@ -1,4 +1,4 @@
-"""One request's life in the engine: its prompt chunk by chunk, then its answer token by token, then its end."""
+"""One request's life in the engine: all that is kept about it, apart from arrays of the model."""
 
 from __future__ import annotations
 
@@ -7,141 +7,159 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import mlx.core as mx
-
-from labkit.caches import Cache
-from labkit.engine.events import Event, FinishReason, StepRecord, Usage
+from labkit.engine.events import Event, FinishReason, Usage
 from labkit.engine.request import Request
 from labkit.engine.sampling import RowSampler
-from labkit.engine.step import Constraint, DecodingRow, ReadToken
+from labkit.engine.step import Constraint, ReadToken
 from labkit.engine.text import TextStream
-from labkit.models import LoadedModel, Rows
-
-CLEAR_EVERY = 256  # tokens between returns of unused memory to the system, as in mlx-lm
+from labkit.models import LoadedModel
 
 
 class Session:
-    """`step` does one forward at most and says what happened; after `finished` the session holds no array."""
+    """What has been computed, chosen, read and shown of one request.
+
+    Its caches live elsewhere (`executor`, `batch`): a session is never the owner of a row's memory, and outlives it.
+
+    Attributes:
+        prefilled: prompt tokens in the caches; its last token is fed when decoding begins.
+        cached: of those, tokens that were not computed for this request.
+        fed: tokens in the caches.
+        chosen: tokens chosen so far; while it decodes, `fed == prompt + chosen - 1` at every boundary between steps.
+        answer: the tokens that the host has read; `chosen - len(answer)` is 1 at every boundary, 0 before the first.
+        host_first: whether each token must be read before the next forward is launched.
+        joined: whether a step's record has named it.
+        cancelled: asked to end; it does so at the next boundary.
+        finished: it has ended, and what it holds may be let go.
+    """
 
     def __init__(
         self,
         loaded: LoadedModel,
         request: Request,
         *,
-        chunk: int,
         clock: Callable[[], float],
         on_event: Callable[[Event], None] | None = None,
         constraint: Constraint | None = None,
     ):
-        self.request, self.on_event, self.finished = request, on_event, False
-        self.cancelled = False
+        self.request, self.on_event, self.constraint = request, on_event, constraint
         self.seed = secrets.randbits(48) if request.params.seed is None else request.params.seed
-        self._loaded, self._chunk, self._clock, self._constraint = loaded, chunk, clock, constraint
+        self.joined = self.cancelled = self.finished = False
+        self.prefilled = self.cached = self.fed = self.chosen = 0
+        self.answer: list[int] = []
+        self._sampler: RowSampler | None = None
+        self._tokenizer, self._clock = loaded.tokenizer, clock
         self._text = TextStream(loaded.tokenizer.detokenizer(), request.params.stop)
         eos = frozenset() if request.params.ignore_eos else loaded.tokenizer.eos_token_ids
         self._ends = eos | frozenset(request.params.stop_token_ids)
-        self._caches: list[Cache] | None = None
-        self._row: DecodingRow | None = None
-        self._prefilled = self._emitted = 0
-        self._unreported: list[Event] = []  # of a token that was read in a step that has not ended
         self._submitted = clock()
-        self._started = self._first_read = self._last_read = None
+        self._started: float | None = None
+        self._first_read: float | None = None
+        self._last_read: float | None = None
 
-    # -- one step ------------------------------------------------------------------------------------------------------
+    # -- where it stands -----------------------------------------------------------------------------------------------
 
-    def step(self, index: int) -> tuple[list[Event], StepRecord]:
-        """The next chunk of the prompt, or the next token."""
-        begin = self._clock()
-        joins = () if self._caches is not None else (self.request.id,)
-        operations = (("new", self.request.id),) if joins else ()
-        if joins:
-            self._caches, self._started = self._loaded.model.make_caches(), begin
-        if self._prefilled < len(self.request.tokens) - 1:
-            events, plan = self._prefill()
-        elif self._row is None:
-            events, plan = self._first_token()
-        else:
-            events, plan = self._next_token()
-        record = StepRecord(
-            index=index,
-            rows=(self.request.id,),
-            operations=operations,
-            joins=joins,
-            leaves=(self.request.id,) if self.finished else (),
-            cache_bytes=0 if self._caches is None else sum(cache.nbytes for cache in self._caches),
-            started=begin,
-            seconds=self._clock() - begin,
-            **plan,
-        )
-        return events, record
+    @property
+    def id(self) -> str:
+        """The request's."""
+        return self.request.id
 
-    def _prefill(self) -> tuple[list[Event], dict[str, Any]]:
-        start, last = self._prefilled, len(self.request.tokens) - 1
-        end = min(start + self._chunk, last)
-        tokens = self.request.tokens[start:end]
-        self._loaded.model(mx.array([tokens], dtype=mx.int32), self._caches, Rows.single(start), logits=None)
-        mx.eval([cache.state for cache in self._caches])
-        mx.clear_cache()
-        self._prefilled = end
-        plan = _plan("prefill", tokens, start, chunk=(start, end))
-        return [self._event("prefill", done=end, total=len(self.request.tokens))], plan
+    @property
+    def to_prefill(self) -> int:
+        """Prompt tokens that are computed before decoding begins: all but the last."""
+        return len(self.request.tokens) - 1
 
-    def _first_token(self) -> tuple[list[Event], dict[str, Any]]:
-        tokens = self.request.tokens
-        sampler = RowSampler(self.request.params, self.seed, tokens[:-1], self._xtc_special_tokens())
-        self._row = DecodingRow(self._loaded.model, self._caches, sampler, self._prefilled, self._constraint)
-        self._row.start(tokens[-1])
-        self._prefilled = len(tokens)
-        return [], _plan("decode", tokens[-1:], len(tokens) - 1)
+    @property
+    def total(self) -> int:
+        """Tokens that the caches hold at most."""
+        return len(self.request.tokens) + self.request.params.max_tokens
 
-    def _next_token(self) -> tuple[list[Event], dict[str, Any]]:
-        row = self._row
-        position = row.fed
-        is_last = self._emitted + 1 >= self.request.params.max_tokens
-        ahead = not row.host_first and not is_last
-        choice = row.launch() if ahead else row.pending
-        read = row.read(choice)
-        self._unreported = self._take(read, is_last)
-        if row.host_first and not self.finished:
-            row.launch()
-        events, self._unreported = self._unreported, []
-        if row.fed == position:
-            return events, _plan("read", (), position)
-        return events, _plan("decode", (read.token,), position)
+    @property
+    def host_first(self) -> bool:
+        return self.constraint is not None
 
-    def _take(self, read: ReadToken, is_last: bool) -> list[Event]:
+    @property
+    def on_last(self) -> bool:
+        """Whether the next token to be read is the last by length."""
+        return len(self.answer) + 1 >= self.request.params.max_tokens
+
+    @property
+    def unread(self) -> bool:
+        """Whether a token is chosen that the host has not seen."""
+        return self.chosen > len(self.answer)
+
+    @property
+    def sampler(self) -> RowSampler:
+        """Its way from logits to a token. Made when first used, in the thread that owns the arrays; after a pause,
+        made anew (`forget_sampler`) it stands where it stood."""
+        if self._sampler is None:
+            known = (*self.request.tokens, *self.answer)[: self.fed]
+            self._sampler = RowSampler(self.request.params, self.seed, known, self._xtc_special_tokens())
+        return self._sampler
+
+    def forget_sampler(self) -> None:
+        """Let go of the sampler's arrays; it is made anew from what the host knows."""
+        self._sampler = None
+
+    def _xtc_special_tokens(self) -> list[int]:
+        if self.request.params.xtc_probability == 0:
+            return []
+        newline = self._tokenizer.encode("\n", add_special_tokens=False)
+        return [*newline, *sorted(self._tokenizer.eos_token_ids)]
+
+    # -- what happens to it --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Work on it begins."""
+        if self._started is None:
+            self._started = self._clock()
+
+    def restored(self, tokens: int) -> None:
+        """The caches hold this many prompt tokens that were computed for somebody else."""
+        self.prefilled = self.fed = self.cached = tokens
+
+    def computed(self, end: int) -> Event:
+        """The prompt is in the caches up to `end`."""
+        self.prefilled = self.fed = end
+        return self._event("prefill", done=end, total=len(self.request.tokens))
+
+    def launched(self) -> None:
+        """A token was fed, and the next one chosen."""
+        self.fed += 1
+        self.chosen += 1
+
+    def take(self, read: ReadToken) -> list[Event]:
         """What a token on the host means: text, or an end."""
+        if self.constraint is not None:
+            self.constraint.accept(read.token)
+        is_last, index = self.on_last, len(self.answer)
         self._last_read = self._clock()
         self._first_read = self._first_read or self._last_read
         if read.token in self._ends:
             return self._finish("stop", stop=read.token)
         text, stop = self._text.add(read.token)
         event = self._event(
-            "token", text=text, token=read.token, index=self._emitted, logprob=read.logprob, top_logprobs=read.top
+            "token", text=text, token=read.token, index=index, logprob=read.logprob, top_logprobs=read.top
         )
-        self._emitted += 1
-        if self._emitted % CLEAR_EVERY == 0:
-            mx.clear_cache()
+        self.answer.append(read.token)
         if stop is not None:
             return [event, *self._finish("stop", stop=stop, flush=False)]
         return [event, *self._finish("length")] if is_last else [event]
 
-    # -- ends ----------------------------------------------------------------------------------------------------------
+    def submitted(self) -> Event:
+        """The first event."""
+        return self._event("submitted", seed=self.seed, total=len(self.request.tokens))
 
     def cancel(self) -> list[Event]:
         """End now; the text so far is kept."""
         return self._finish("cancelled")
 
     def fail(self, code: str, error: BaseException, **details: Any) -> list[Event]:
-        """End with an error, after what was read before it."""
+        """End with an error."""
+        if self.finished:
+            return []
         message = str(error) or type(error).__name__
         record = {"code": code, "message": message, "type": type(error).__name__, **details}
-        events, self._unreported = self._unreported, []
-        return [*events, self._event("error", error=record), *self._finish("error")]
-
-    def submitted(self) -> Event:
-        """The first event."""
-        return self._event("submitted", seed=self.seed, total=len(self.request.tokens))
+        return [self._event("error", error=record), *self._finish("error")]
 
     def _finish(self, reason: FinishReason, *, stop: str | int | None = None, flush: bool = True) -> list[Event]:
         if self.finished:
@@ -150,14 +168,15 @@ class Session:
         text, late_stop = self._text.finish() if flush else ("", None)
         if late_stop is not None and reason == "length":
             reason, stop = "stop", late_stop
-        self._caches = self._row = self._constraint = None
+        self.constraint = self._sampler = None
         return [self._event("finished", text=text, reason=reason, stop=stop, seed=self.seed, usage=self._usage())]
 
     def _usage(self) -> Usage:
         first, last, started = self._first_read, self._last_read, self._started
         return Usage(
             prompt_tokens=len(self.request.tokens),
-            completion_tokens=self._emitted,
+            cached_tokens=self.cached,
+            completion_tokens=len(self.answer),
             first_token_seconds=None if first is None else first - self._submitted,
             prefill_seconds=0.0 if started is None else (first or self._clock()) - started,
             decode_seconds=0.0 if first is None else last - first,
@@ -165,23 +184,6 @@ class Session:
 
     def _event(self, kind: str, **values: Any) -> Event:
         return Event(kind=kind, request=self.request.id, time=self._clock(), **values)
-
-    def _xtc_special_tokens(self) -> list[int]:
-        if self.request.params.xtc_probability == 0:
-            return []
-        tokenizer = self._loaded.tokenizer
-        return [*tokenizer.encode("\n", add_special_tokens=False), *sorted(tokenizer.eos_token_ids)]
-
-
-def _plan(kind: str, tokens: tuple[int, ...], position: int, chunk: tuple[int, int] | None = None) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "shape": (1, len(tokens)) if tokens else (0, 0),
-        "positions": (position,),
-        "lengths": (len(tokens),),
-        "inputs": (tuple(tokens),),
-        "chunk": chunk,
-    }
 
 
 def engine_clock() -> Callable[[], float]:

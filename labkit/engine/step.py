@@ -13,9 +13,7 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-from labkit.caches import Cache
-from labkit.engine.sampling import Choice, RowSampler, bits, choose
-from labkit.models import Model, Rows
+from labkit.engine.sampling import Choice, bits
 
 
 class Constraint(Protocol):
@@ -31,79 +29,49 @@ class Constraint(Protocol):
 
 
 class ReadToken(NamedTuple):
-    """A token on the host, with its log-probability and the best alternatives if they were asked for."""
+    """A token on the host, with its log-probability and the best alternatives if they were asked for; or why none
+    could be chosen."""
 
     token: int
-    logprob: float | None
-    top: tuple[tuple[int, float], ...] | None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] | None = None
+    error: Exception | None = None
 
 
-class DecodingRow:
-    """One row that is decoded alone: its caches, its sampler, its pending token.
+def read(choice: Choice) -> list[ReadToken]:
+    """Wait for the chosen tokens, [B]."""
+    tokens, totals = choice.token.tolist(), choice.total.tolist()
+    if not choice.failed and all(map(math.isfinite, totals)) and choice.plain:
+        return [ReadToken(token) for token in tokens]
+    return [_read_row(choice, row, token, total) for row, (token, total) in enumerate(zip(tokens, totals, strict=True))]
 
-    Attributes:
-        fed: tokens in the caches.
-        chosen: tokens chosen so far; `fed == prompt + chosen - 1` whenever one is pending.
-        host_first: whether each token is read before the next forward is launched.
-    """
 
-    def __init__(
-        self,
-        model: Model,
-        caches: list[Cache],
-        sampler: RowSampler,
-        fed: int,
-        constraint: Constraint | None = None,
-    ):
-        self._model, self.caches, self._sampler = model, caches, sampler
-        self.fed, self.chosen = fed, 0
-        self._constraint = constraint
-        self.host_first = constraint is not None
-        self.pending: Choice | None = None
-
-    def start(self, token: int) -> None:
-        """Feed the prompt's last token: the first token is chosen, and pending."""
-        self._forward(mx.array([token], dtype=mx.int32))
-
-    def launch(self) -> Choice:
-        """Feed the pending token; the next one is chosen, and pending. Returns the one that was."""
-        before = self.pending
-        self._forward(before.token)
-        return before
-
-    def _forward(self, token: mx.array) -> None:
-        output = self._model(token[:, None], self.caches, Rows.single(self.fed), logits="last")
-        mask = self._constraint.mask() if self._constraint else None
-        if mask is not None:
-            _check_mask(mask, output.logits.shape[-1])
-        self.pending = choose(output.logits[:, -1, :], token, [self._sampler], [self.chosen], [mask])
-        mx.async_eval(self.pending.arrays())
-        self.fed += 1
-        self.chosen += 1
-
-    def read(self, choice: Choice) -> ReadToken:
-        """Wait for a chosen token.
-
-        Raises:
-            FloatingPointError: there was none to choose.
-        """
-        token = choice.token.item()
-        if not math.isfinite(choice.total.item()):
-            raise FloatingPointError(
+def _read_row(choice: Choice, row: int, token: int, total: float) -> ReadToken:
+    if row in choice.failed:
+        return ReadToken(token, error=choice.failed[row])
+    if not math.isfinite(total):
+        return ReadToken(
+            token,
+            error=FloatingPointError(
                 "the model's logits are NaN or infinite, or nothing that may follow has a finite one: check its "
                 "weights, the dtype and logit_bias"
-            )
-        logprob = None if choice.logprob[0] is None else choice.logprob[0].item()
-        top = None
-        if choice.top[0] is not None:
-            ids, values = choice.top[0]
-            top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-        if self._constraint is not None:
-            self._constraint.accept(token)
-        return ReadToken(token, logprob, top)
+            ),
+        )
+    logprob, top = choice.logprob[row], choice.top[row]
+    if top is not None:
+        top = tuple(zip(top[0].tolist(), top[1].tolist(), strict=True))
+    return ReadToken(token, None if logprob is None else logprob.item(), top)
 
 
-def _check_mask(mask: mx.array, vocabulary: int) -> None:
+def permitted(constraint: Constraint | None, vocabulary: int) -> mx.array | None:
+    """The constraint's mask for the next token, checked.
+
+    Raises:
+        ValueError: a mask that is none, or that permits nothing.
+    """
+    mask = None if constraint is None else constraint.mask()
+    if mask is None:
+        return None
     words = -(-vocabulary // 32)
     if not isinstance(mask, mx.array):
         raise ValueError(f"a constraint's mask must be an mx.array, uint32 [{words}], not {type(mask).__name__}")
@@ -111,3 +79,4 @@ def _check_mask(mask: mx.array, vocabulary: int) -> None:
         raise ValueError(f"a constraint's mask must be uint32 [{words}], not {mask.dtype} {list(mask.shape)}")
     if not mx.any(bits(mask, vocabulary)).item():
         raise ValueError("the constraint permits no token: end the request instead")
+    return mask

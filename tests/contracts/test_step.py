@@ -8,40 +8,50 @@ import mlx.core as mx
 import pytest
 
 import labkit
-from labkit.engine import step as step_module
+from labkit.engine import batch as batch_module
+from labkit.engine import lanes as lanes_module
 
 PROMPT = tuple(range(20, 31))
 
 
-def attention_offset(session) -> int:
-    return next(cache.offset for cache in session._caches if cache.kind == "contiguous")
+def offsets(batch) -> list[int]:
+    """Tokens in the caches of each row, as the attention layers count them."""
+    offset = next(cache.offset for cache in batch.caches if cache.kind == "contiguous")
+    return [offset] if isinstance(offset, int) else offset.tolist()
 
 
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("constrained", [False, True])
-def test_at_every_boundary_exactly_one_chosen_token_is_not_in_the_caches(hybrid, constrained):
+def test_at_every_boundary_exactly_one_chosen_token_is_not_in_the_caches(hybrid, constrained, rows):
     engine = labkit.Engine(hybrid, prefill_chunk=4)
-    request = engine.request(PROMPT, max_tokens=6, ignore_eos=True)
-    engine.submit(request, constraint=EvenTokens() if constrained else None)
-    read = 0
+    prompts = [PROMPT[: len(PROMPT) - 3 * row] for row in range(rows)]
+    for row, prompt in enumerate(prompts):
+        request = engine.request(prompt, max_tokens=6 + row, ignore_eos=True)
+        engine.submit(request, constraint=EvenTokens() if constrained else None)
+    read, boundaries = {}, 0
     while not engine.idle:
-        events = engine.step()
-        read += sum(event.kind == "token" for event in events)
-        session = engine._active
-        if session is None or session._row is None:
-            continue
-        row = session._row
-        assert row.pending is not None
-        assert row.fed == attention_offset(session) == len(PROMPT) + row.chosen - 1
-        assert row.chosen - read == 1, "all chosen tokens but the pending one were read"
+        for event in engine.step():
+            read[event.request] = read.get(event.request, 0) + (event.kind == "token")
+        for batch in engine._executor.lanes.batches():
+            for row, fed in zip(batch.sessions, offsets(batch), strict=True):
+                if row.finished:
+                    continue
+                boundaries += 1
+                assert row.fed == fed
+                # Before its first step a row's pending token is its prompt's last.
+                assert row.fed == len(row.request.tokens) + row.chosen - 1
+                assert row.chosen - read[row.id] == (1 if row.chosen else 0)
+            assert batch.pending.token.shape == (len(batch),)
+    assert boundaries >= 5 * rows
 
 
 def test_the_next_forward_is_launched_before_the_host_reads(hybrid, monkeypatch):
     order = []
-    forward, read = step_module.DecodingRow._forward, step_module.DecodingRow.read
+    launch, read = batch_module.DecodingBatch.launch, lanes_module.read
     monkeypatch.setattr(
-        step_module.DecodingRow, "_forward", lambda self, t: (order.append("launch"), forward(self, t))[1]
+        batch_module.DecodingBatch, "launch", lambda self, m: (order.append("launch"), launch(self, m))[1]
     )
-    monkeypatch.setattr(step_module.DecodingRow, "read", lambda self, c: (order.append("read"), read(self, c))[1])
+    monkeypatch.setattr(lanes_module, "read", lambda choice: (order.append("read"), read(choice))[1])
     labkit.Engine(hybrid).generate(PROMPT, max_tokens=4, ignore_eos=True)
     # The last token is read without another forward, which nobody would use.
     assert order == ["launch", *["launch", "read"] * 3, "read"]
@@ -95,10 +105,11 @@ def test_a_mask_that_cannot_be_ends_its_request_after_every_token_that_was_accep
     assert len(constraint.accepted) == 3
 
 
-def test_the_token_stays_on_the_device_between_steps(hybrid, monkeypatch):
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_token_stays_on_the_device_between_steps(hybrid, monkeypatch, rows):
     """The forward is fed the very array that was chosen, unread."""
     fed, chosen = [], []
-    choose = step_module.choose
+    choose = batch_module.choose
 
     def spy(logits, token, *rest):
         fed.append(token)
@@ -106,8 +117,12 @@ def test_the_token_stays_on_the_device_between_steps(hybrid, monkeypatch):
         chosen.append(choice.token)
         return choice
 
-    monkeypatch.setattr(step_module, "choose", spy)
-    labkit.Engine(hybrid).generate(PROMPT, max_tokens=5, ignore_eos=True)
+    monkeypatch.setattr(batch_module, "choose", spy)
+    engine = labkit.Engine(hybrid)
+    for row in range(rows):
+        engine.submit(engine.request(PROMPT[row:], max_tokens=5, ignore_eos=True))
+    list(engine.run())
+    assert len(fed) == 5
     assert all(later is earlier for later, earlier in zip(fed[1:], chosen, strict=False))
 
 

@@ -1,0 +1,83 @@
+"""Who may start: projected bytes of the caches against one budget that all live requests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from labkit.engine.capacity import Budget, Capacity, CapacityError
+from labkit.engine.request import Request
+
+Verdict = Literal["now", "later", "never"]
+
+
+class Admission:
+    """Decides before anything is allocated, from lengths alone.
+
+    Rows that decode together lie in one rectangle (sliding windows and recurrent states: in as many equal slots), so n
+    rows are projected as n times the longest of them. A request counts with all the tokens it may come to have: nobody
+    who has started has to stop for lack of room. An empty engine admits whatever is not refused at the door.
+
+    Args:
+        budget: sizes of caches, and what there is.
+        chunk: tokens of a prefill at most.
+        max_rows: rows at most.
+        rectangle: whether rows share a rectangle, or each has caches of its own.
+        reserved: bytes of the budget that somebody else holds just now, such as a store of prefixes in memory.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        chunk: int,
+        max_rows: int,
+        rectangle: bool = True,
+        reserved: Callable[[], int] = lambda: 0,
+    ):
+        self._budget, self._chunk = budget, chunk
+        self.max_rows, self.rectangle, self.reserved = max_rows, rectangle, reserved
+
+    @property
+    def capacity(self) -> Capacity:
+        """The numbers by which requests are admitted."""
+        return self._budget.capacity
+
+    def check(self, request: Request) -> None:
+        """Let a request pass that can ever fit.
+
+        Raises:
+            CapacityError: one that never will, with the seven numbers.
+        """
+        self._budget.admit(len(request.tokens), request.params.max_tokens, chunk=self._chunk)
+
+    def projected(self, totals: Sequence[int]) -> int:
+        """Bytes of the caches of live requests at most.
+
+        Args:
+            totals: prompt and answer tokens of each, as many as they may become.
+        """
+        if not totals:
+            return 0
+        if self.rectangle:
+            return len(totals) * self._bytes(max(totals))
+        return sum(self._bytes(total) for total in totals)
+
+    def _bytes(self, tokens: int) -> int:
+        return self._budget.cache_bytes(tokens, chunk=min(self._chunk, tokens))
+
+    def fits_now(self, total: int, live: Sequence[int]) -> bool:
+        """Whether a request of `total` tokens may start beside those that live."""
+        if not live:
+            return True
+        capacity = self.capacity
+        free = capacity.capacity_bytes - capacity.weights_bytes - self.reserved()
+        return len(live) < self.max_rows and self.projected([*live, total]) <= free
+
+    def verdict(self, request: Request, live: Sequence[int]) -> Verdict:
+        """What `check` and `fits_now` say, in a word."""
+        try:
+            self.check(request)
+        except CapacityError:
+            return "never"
+        return "now" if self.fits_now(len(request.tokens) + request.params.max_tokens, live) else "later"

@@ -1,0 +1,189 @@
+"""Prompts that are being computed, chunk by chunk, and the caches that they fill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.caches import Cache
+from labkit.engine.batch import DecodingBatch, Operation, merged
+from labkit.engine.events import Event
+from labkit.engine.followers import Followers
+from labkit.engine.hooks import PrefixStore
+from labkit.engine.scheduler import Prompt
+from labkit.engine.session import Session
+from labkit.models import Model, Rows
+
+
+class Prefill:
+    """Each prompt has serial caches of its own until its last chunk; prompts that share a forward are merged for it.
+
+    Args:
+        model: the model.
+        grid: tokens between the boundaries where states are handed on and stored.
+        pack: whether prompts may share a forward, if the model masks padding on the right.
+        operations: where it is written down what was done to caches.
+        prefixes: where states come from and go to, if there is such a store.
+
+    Attributes:
+        sessions: the requests, the first in line first.
+    """
+
+    def __init__(
+        self, model: Model, *, grid: int, pack: bool, operations: list[Operation], prefixes: PrefixStore | None = None
+    ):
+        self.sessions: list[Session] = []
+        self._model, self._grid, self._pack = model, grid, pack
+        self._operations, self._prefixes = operations, prefixes
+        self._caches: dict[str, list[Cache]] = {}
+        self._followers = Followers(grid)
+        self._proved = False  # that the model masks padding
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the caches."""
+        return sum(cache.nbytes for caches in self._caches.values() for cache in caches)
+
+    def views(self) -> list[Prompt]:
+        """The prompts as the scheduler sees them."""
+        self._followers.update(self.sessions)
+        if self._pack and not self._proved and len(self.sessions) > 1:
+            self._pack, self._proved = masks_padding(self._model), True
+        return [
+            Prompt(
+                session.id,
+                session.prefilled,
+                session.to_prefill,
+                follows=self._followers.follows(session),
+                # A state on the grid is stored, and that is done with caches of the serial classes.
+                alone=not self._pack or (self._prefixes is not None and session.to_prefill % self._grid == 0),
+            )
+            for session in self.sessions
+        ]
+
+    def start(self, session: Session) -> list[DecodingBatch]:
+        """Begin with a request, from the longest stored prefix of its prompt or from nothing.
+
+        Returns:
+            The row, if there is nothing to compute before it decodes.
+        """
+        session.start()
+        caches = self._restored(session)
+        if caches is None:
+            caches = self._model.make_caches()
+            self._operations.append(("new", session.id))
+        self._caches[session.id] = caches
+        self.sessions.append(session)
+        return self._ready()
+
+    def _restored(self, session: Session) -> list[Cache] | None:
+        prompt = session.request.tokens[: session.to_prefill]
+        lease = self._prefixes.lookup(prompt) if self._prefixes is not None and prompt else None
+        if lease is None:
+            return None
+        try:
+            caches = lease.restore()
+        finally:
+            lease.release()
+        session.restored(lease.tokens)
+        self._operations.append(("restore", session.id, lease.tokens))
+        return caches
+
+    def drop(self, session: Session) -> None:
+        """Let go of a request."""
+        for cache in self._caches.pop(session.id, ()):
+            cache.release()
+        if session in self.sessions:
+            self.sessions.remove(session)
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def run(
+        self, sessions: Sequence[Session], spans: Sequence[tuple[int, int]]
+    ) -> tuple[list[tuple[Session, Event]], dict[str, Any], list[DecodingBatch]]:
+        """One forward for these prompts' next chunks.
+
+        Returns:
+            Their events; what the step's record says; the rows that are ready to decode.
+        """
+        pieces = [session.request.tokens[start:end] for session, (start, end) in zip(sessions, spans, strict=True)]
+        if len(sessions) == 1:
+            self._run_alone(sessions[0], pieces[0], spans[0][0])
+            events = [(sessions[0], sessions[0].computed(spans[0][1]))]
+            self._hand_on(sessions[0], self._caches[sessions[0].id])
+            ready = self._ready()
+        else:
+            batch = self._run_together(sessions, pieces)
+            events = [(session, session.computed(end)) for session, (_, end) in zip(sessions, spans, strict=True)]
+            for row, session in enumerate(sessions):
+                self._hand_on(session, batch.caches, row)
+                self.sessions.remove(session)
+            ready = [batch, *self._ready()]
+        plan = {
+            "kind": "prefill",
+            "rows": tuple(session.id for session in sessions),
+            "shape": (len(sessions), max(map(len, pieces))),
+            "positions": tuple(start for start, _ in spans),
+            "lengths": tuple(map(len, pieces)),
+            "inputs": tuple(pieces),
+            "chunk": spans[0] if len(sessions) == 1 else None,
+        }
+        return events, plan, ready
+
+    def _run_alone(self, session: Session, tokens: tuple[int, ...], start: int) -> None:
+        caches = self._caches[session.id]
+        self._model(mx.array([tokens], dtype=mx.int32), caches, Rows.single(start), logits=None)
+        _settle(caches)
+
+    def _run_together(self, sessions: Sequence[Session], pieces: Sequence[tuple[int, ...]]) -> DecodingBatch:
+        """The last chunks of several prompts in one forward, padded on the right."""
+        caches = merged([self._caches.pop(session.id) for session in sessions])
+        self._operations.append(("merge", tuple(session.id for session in sessions)))
+        lengths = [len(piece) for piece in pieces]
+        tokens = mx.array([[*piece, *[0] * (max(lengths) - len(piece))] for piece in pieces], dtype=mx.int32)
+        unequal = len(set(lengths)) > 1
+        rows = Rows.batch([session.prefilled for session in sessions], lengths=lengths if unequal else None)
+        self._model(tokens, caches, rows, logits=None)
+        _settle(caches)
+        return DecodingBatch.prefilled(self._model, sessions, caches)
+
+    def _hand_on(self, leader: Session, caches: list[Cache], row: int | None = None) -> None:
+        """Give the state to whoever waits for it, and to the store."""
+        waiting = self._followers.arrived(leader)
+        for session in self.sessions:
+            if session.id in waiting:
+                own = [cache.copy() if row is None else cache.extract(row) for cache in caches]
+                self._caches[session.id] = own
+                session.restored(leader.prefilled)
+                self._operations.append(("copy", session.id, leader.id))
+        if row is None and self._prefixes is not None and leader.prefilled % self._grid == 0:
+            self._prefixes.commit(leader.request.tokens[: leader.prefilled], caches)
+
+    def _ready(self) -> list[DecodingBatch]:
+        """Prompts that are computed but for the last token become rows."""
+        ready = [session for session in self.sessions if session.prefilled == session.to_prefill]
+        self.sessions = [session for session in self.sessions if session not in ready]
+        return [DecodingBatch.prefilled(self._model, [session], self._caches.pop(session.id)) for session in ready]
+
+
+def masks_padding(model: Model) -> bool:
+    """Whether padding on the right leaves a row's state as it is. Found by trying: a row of one token beside one of
+    nine must continue as it does alone. Some state-space models take any mask, and let every column through."""
+    tokens = mx.arange(18).reshape(2, 9) % model.vocab_size
+    lengths, after = [9, 1], mx.zeros((2, 1), mx.int32)
+    caches = model.make_caches(2)
+    model(tokens, caches, Rows.batch([0, 0], lengths=lengths), logits=None)
+    together = model(after, caches, Rows.batch(lengths)).logits[1].astype(mx.float32)
+    caches = model.make_caches()
+    model(tokens[1:, :1], caches, Rows.single(), logits=None)
+    alone = model(after[1:], caches, Rows.single(1)).logits[0].astype(mx.float32)
+    rounding = 1e-3 if model.dtype == mx.float32 else 5e-2
+    return mx.max(mx.abs(together - alone)).item() <= rounding * mx.max(mx.abs(alone)).item()
+
+
+def _settle(caches: Sequence[Cache]) -> None:
+    """Wait for a chunk, so that its intermediate arrays are gone before the next one makes its own."""
+    mx.eval([cache.state for cache in caches])
+    mx.clear_cache()
