@@ -22,6 +22,8 @@ COMMANDS = {
     "generate": "labkit.engine.commands:generate",
     "parity": "labkit.parity.commands:parity",
     "kernels": "labkit.kernels.commands:app",
+    "bench": "labkit.measure.end_to_end.commands:app",
+    "trace": "labkit.measure.trace.commands:app",
     "notebooks": "labkit.report.commands:notebooks_app",
     "book": "labkit.report.commands:book",
 }
@@ -147,6 +149,9 @@ def main() -> None:
         app()
     except OSError as error:
         with contextlib.suppress(OSError):
+            if "--json" in sys.argv:
+                console.show({"error": {"message": str(error), "exit_code": 1}}, as_json=True, render="")
+                sys.stdout.flush()
             console.stderr.print(f"labkit: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         # What still waits to be written would fail again when the interpreter flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -16,7 +16,18 @@ stderr = Console(stderr=True)
 
 INTERRUPTED = 130  # the shell's code for an end by Ctrl-C
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+_owes_json = False  # whether the command that runs was asked for a JSON object and has not printed it
+
+
+def _note_json(asked: bool) -> bool:
+    global _owes_json
+    _owes_json = asked
+    return asked
+
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", callback=_note_json, help="Print one JSON object instead of a table.")
+]
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
@@ -35,6 +46,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 def show(record: Mapping[str, Any], *, as_json: bool, render: RenderableType | Sequence[RenderableType]) -> None:
     """Print a command's result: `record` as one JSON object, or `render` for people."""
     if as_json:
+        _note_json(False)
         # A NaN is not JSON: a reader must get a null rather than a parse error.
         sys.stdout.write(json.dumps(_plain(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         return
@@ -45,7 +57,12 @@ def show(record: Mapping[str, Any], *, as_json: bool, render: RenderableType | S
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
-    """Say on standard error what went wrong and what to do, and end with exit code `code`."""
+    """Say on standard error what went wrong and what to do, and end with exit code `code`.
+
+    A command that was to print JSON prints one object all the same: this error, unless its result stands there already.
+    """
+    if _owes_json:
+        show({"error": {"message": message, "exit_code": code}}, as_json=True, render="")
     stderr.print(f"labkit: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 

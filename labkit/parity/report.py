@@ -92,7 +92,7 @@ class ParityReport:
             defects=len(disagreements) - near,
             disagreements=disagreements,
             tolerance=tolerance,
-            reasons=tuple(_reasons(figures, tolerance, len(disagreements) - near)),
+            reasons=tuple(_reasons(figures, known["perplexity_change"], tolerance, len(disagreements) - near)),
             comparison=comparison,
         )
 
@@ -122,7 +122,14 @@ class ParityReport:
         rows = [
             ("perplexity, reference", f"{self.reference.perplexity:.5g}", "", ""),
             ("perplexity, candidate", f"{self.candidate.perplexity:.5g}", "", ""),
-            ("perplexity change", f"{change.value:+.4%}", f"{change.low:+.4%} .. {change.high:+.4%}", ""),
+            (
+                "perplexity change",
+                f"{change.value:+.4%}",
+                f"{change.low:+.4%} .. {change.high:+.4%}",
+                ""
+                if self.tolerance.perplexity_change is None
+                else f"{self.tolerance.perplexity_change:.2%}, or zero within",
+            ),
             ("same top-1 token", f"{top.value:.2%}", f"{top.low:.2%} .. {top.high:.2%}", ""),
             (f"mean KL{partial}", f"{self.mean_kl:.2e} nat", "", _limit(allowed.mean_kl)),
             (f"max KL{partial}", f"{self.max_kl:.2e} nat", "", _limit(allowed.max_kl)),
@@ -172,13 +179,16 @@ def _limit(value: float | None) -> str:
     return "" if value is None else f"{value:.0e}"
 
 
-def _reasons(figures: dict[str, float], tolerance: Tolerance, defects: int) -> list[str]:
+def _reasons(figures: dict[str, float], change: Interval, tolerance: Tolerance, defects: int) -> list[str]:
+    # Each written so that a NaN, which compares false with everything, is a defect
     reasons = [
-        f"{name.replace('_', ' ')} is {figures[name]:.2e}, beyond {limit:.0e}"
-        for name, limit in vars(tolerance).items()
-        # Written so that a NaN, which compares false with everything, is a defect
-        if limit is not None and not figures[name] <= limit
+        f"{name.replace('_', ' ')} is {figure:.2e}, beyond {limit:.0e}"
+        for name, figure in figures.items()
+        if (limit := getattr(tolerance, name)) is not None and not figure <= limit
     ]
+    limit = tolerance.perplexity_change
+    if limit is not None and not (abs(change.value) <= limit or change.low <= 0 <= change.high):
+        reasons.append(f"perplexity changes by {change.value:+.3%}, beyond {limit:.2%} and not by chance")
     if defects:
         reasons.append(f"{defects} disagreement{'s' * (defects > 1)} beyond a near tie")
     return reasons

@@ -9,12 +9,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import labkit
-from labkit.devices import this_device
+from labkit.devices import installed_versions, this_device
 
 PACKAGES = ("mlx", "mlx-lm", "numpy", "transformers", "jupyterlab", "papermill")
 
@@ -34,7 +33,7 @@ def collect(parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         **commit(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name, found in installed_versions(PACKAGES).items() if found},
         "device": {key: device[key] for key in ("kind", "name", "memory_bytes", "dtype")},
         "parameters": {name: scrub_value(value) for name, value in (parameters or {}).items()},
     }
@@ -97,13 +96,6 @@ def _folders() -> list[tuple[str, str]]:
     # "/usr" names no machine and would eat half of a text.
     usable = [(folder, name) for folder, name in pairs.items() if folder.count("/") >= 2 or name in ("<tmp>", "~")]
     return sorted((p for p in usable if len(p[0]) > 3), key=lambda pair: -len(pair[0]))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

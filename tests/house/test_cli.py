@@ -128,6 +128,21 @@ def test_importing_labkit_and_its_command_stays_light():
     assert found.stdout.strip() == "[]"
 
 
+def test_an_interrupt_during_imports_ends_without_a_traceback():
+    program = """
+import sys
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "labkit.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from labkit.start import main
+main()
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (130, "")
+
+
 def test_unknown_names_of_the_package_are_refused():
     import labkit
 

@@ -2,8 +2,10 @@ import json
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from labkit import console
+from labkit import cli, console, doctor
+from labkit.doctor import Finding
 
 
 def test_json_goes_to_standard_output_alone(capsys):
@@ -38,3 +40,24 @@ def test_fail_speaks_on_standard_error_and_sets_the_code(capsys):
 )
 def test_human_bytes(count, text):
     assert console.human_bytes(count) == text
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_a_failing_command_that_was_to_print_json_prints_one_object(option):
+    ran = CliRunner().invoke(cli.app, ["cache", "clear", "no-such-kind", *option])
+    assert ran.exit_code == 2
+    assert "no-such-kind" in ran.stderr
+    if option:
+        error = json.loads(ran.stdout)["error"]
+        assert "no-such-kind" in error["message"]
+        assert error["exit_code"] == 2
+    else:
+        assert ran.stdout == ""
+
+
+def test_a_result_that_is_itself_a_failure_is_not_followed_by_a_second_object(monkeypatch):
+    broken = Finding("thing", "broken", "gone", "bring it back", required=True)
+    monkeypatch.setattr(doctor, "examine", lambda: [broken])
+    ran = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    assert ran.exit_code == 1
+    assert "thing" in json.dumps(json.loads(ran.stdout))

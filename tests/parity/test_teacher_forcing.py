@@ -117,6 +117,28 @@ def test_the_coarser_arithmetic_sets_the_tolerance():
         assert tolerance_for("float32", coarse) == tolerance_for(coarse, "float32") == REDUCED
 
 
+def test_a_coarse_engine_that_is_worse_everywhere_fails_by_its_perplexity():
+    """Two hundredths of a nat off the text's own token, everywhere: hardly any divergence, no flip, and no accident."""
+
+    def worse(logits, position):
+        return logits - np.float32(0.02) * (logits == logits.max())
+
+    report = teacher_forced(Table(), Table(worse, arithmetic="bfloat16"), _windows(400))
+    assert report.mean_kl < REDUCED.mean_kl
+    assert report.defects == 0
+    assert [reason.split(" ")[0] for reason in report.reasons] == ["perplexity"]
+
+
+def test_a_coarse_engine_may_change_perplexity_by_chance():
+    def noisy(logits, position):
+        return logits + np.random.default_rng(1000 + position).normal(0, 0.05, len(logits)).astype(np.float32)
+
+    report = teacher_forced(Table(), Table(noisy, arithmetic="bfloat16"), _windows(400))
+    change = report.perplexity_change
+    assert change.low < 0 < change.high
+    assert report.agrees
+
+
 def test_the_record_is_json_and_the_tables_print(capsys):
     report = teacher_forced(Table(), Table(_flip(7, 3.0)), _windows(40), model="toy")
     console.show(report.record(), as_json=True, render=report.tables())

@@ -83,7 +83,6 @@ class TestWhatIsRefused:
         with pytest.raises(book.BookError, match="build it from a clone"):
             book.build(tmp_path / "site", reports=tmp_path, sources=tmp_path)
 
-    @pytest.mark.nightly
     def test_a_warning_fails_the_build_and_is_shown(self, tmp_path: Path, write_notebook, monkeypatch) -> None:
         reports = self.report(tmp_path)
         write_notebook(reports / "01_x.ipynb", "x = 1")
