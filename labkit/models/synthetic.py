@@ -117,8 +117,13 @@ def read_shape(shape: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, An
                 return str(shape), json.loads(place.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise LoadError(f"{place} is not a config.json ({error})") from None
-    known = sorted(file.stem for file in (data / "configs").glob("*.json"))
-    raise LoadError(f"no shape {str(shape)!r}: give a folder or file with a config.json, or one of {', '.join(known)}")
+    known = ", ".join(shapes())
+    raise LoadError(f"no shape {str(shape)!r}: give a folder or file with a config.json, or one of {known}")
+
+
+def shapes() -> list[str]:
+    """The names of real shapes whose config travels with labkit, without weights."""
+    return sorted(file.stem for file in (resources.data_folder() / "configs").glob("*.json"))
 
 
 def build_module(config: Mapping[str, Any], *, dtype: str = "bfloat16") -> Any:

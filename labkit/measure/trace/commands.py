@@ -1,0 +1,77 @@
+"""`labkit trace decode`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from labkit import console
+from labkit.console import JsonOption
+
+app = typer.Typer(help="One step taken apart: launches, stages, bytes.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `decode` a sub-command."""
+
+
+@app.command()
+def decode(
+    model: Annotated[str, typer.Argument(help="What labkit can load, or a shape such as qwen3.6-35b-a3b.")],
+    graph: Annotated[
+        Literal["auto", "adapter", "specialised"], typer.Option(help="Who computes the model: mlx-lm's graph or ours.")
+    ] = "auto",
+    context: Annotated[int, typer.Option(min=1, help="Tokens in the caches.")] = 4096,
+    layers: Annotated[int | None, typer.Option(min=1, help="Of a shape without weights: fewer layers.")] = None,
+    target: Annotated[
+        Literal["metal", "here"], typer.Option(help="As a GPU gets it, or spelled out as this machine's MLX computes.")
+    ] = "metal",
+    copies: Annotated[bool, typer.Option("--copies", help="Slice updates copy their buffer, as on CUDA.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="File (.svg or .png) for the graph, stage by stage.")] = None,
+    chain: Annotated[bool, typer.Option("--chain", help="Print the longest chain of dependencies too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Count the launches of one decode step, the stages in which they depend on each other, and the bytes they move.
+
+    Nothing is computed: the graph is counted as it would be launched, on any machine.
+    """
+    from labkit.measure.end_to_end.subject import open_subject
+    from labkit.measure.trace import StepTrace, capture, pictures
+    from labkit.measure.trace.step import as_record
+    from labkit.models import LoadError
+
+    try:
+        with console.stderr.status(f"loading {model}"):
+            subject = open_subject(model, graph=graph, layers=layers)
+        trace = StepTrace.of(
+            capture(subject.model, context=context, target=target), subject.costs, copies_updates=copies
+        )
+    except (LoadError, ValueError) as error:
+        console.fail(str(error), code=2)
+    record = {"model": subject.name, "graph": subject.graph, "context": context}
+    record |= as_record(trace, subject.costs, context)
+    floor = subject.costs.decode(context)
+    whole = [
+        ("launches", f"{trace.launch_count:,}"),
+        ("stages", f"{trace.stages:,}"),
+        ("widest stage", max(trace.widths(), default=0)),
+        ("bytes moved", f"{trace.bytes:,}"),
+        ("floor: weights once", f"{floor.weights:,.0f}"),
+        ("floor: state read and written", f"{floor.state:,.0f}"),
+        ("floor: keys and values", f"{floor.kv:,.0f}"),
+        ("moved / floor", f"{trace.bytes / floor.bytes:.3f}"),
+    ]
+    title = f"One decode step of {subject.name}, {subject.graph} graph, {context:,} tokens of context; counted"
+    shown = [
+        console.table(title, ["", "count"], whole),
+        console.table("By operation", ["operation", "launches", "bytes"], trace.by_name()),
+    ]
+    if chain:
+        rows = [(i.stage, i.name, i.label, i.bytes) for i in trace.longest_chain()]
+        shown.append(console.table("Longest chain", ["stage", "operation", "parameter", "bytes"], rows))
+    if picture is not None:
+        pictures.draw(trace, title).savefig(picture, bbox_inches="tight")
+    console.show(record, as_json=as_json, render=shown)
