@@ -86,6 +86,7 @@ class DiskTier:
             if pin:
                 self._link(temporary, name)
             self._system.replace(temporary, place)
+            temporary = place
             self._system.sync_folder(place.parent)
             if fresh:
                 for folder in (place.parent.parent, place.parent.parent.parent):
@@ -194,22 +195,25 @@ class DiskTier:
     def _make_room(self, size: int, protect: Collection[str]) -> None:
         found = self.folder.scan()
         self.bytes_used = sum(entry.size for entry in found)
-        surplus = max(
-            self.bytes_used + size - self._limit,
-            size + self._keep_free - self._system.free_bytes(self.folder.path),
-        )
+        free = self._system.free_bytes(self.folder.path)
+        surplus = max(self.bytes_used + size - self._limit, size + self._keep_free - free)
         if surplus <= 0:
             return
         spared = self._pins | set(protect)
         may_go = [entry for entry in found if entry.record and not entry.pinned and entry.name not in spared]
+        no_room = NoRoom(
+            errno.ENOSPC,
+            f"{size} bytes do not fit: {self.bytes_used} of {self._limit} are in use, {free} are free on the volume, "
+            f"and what may go takes {sum(entry.size for entry in may_go)}",
+        )
         if sum(entry.size for entry in may_go) < surplus:
-            raise NoRoom(errno.ENOSPC, f"{size} bytes do not fit under the limit of {self._limit}")
+            raise no_room
         for entry in sorted(may_go, key=lambda entry: entry.used):
             if surplus <= 0:
                 break
             surplus -= self._evict(entry)
         if surplus > 0:
-            raise NoRoom(errno.ENOSPC, f"{size} bytes do not fit under the limit of {self._limit}")
+            raise no_room
 
     def _evict(self, entry: Entry) -> int:
         try:

@@ -7,15 +7,17 @@ blocks that the row itself committed or was restored from are held by a pin inst
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.caches import Cache
-from labkit.engine.prefix import hashing
+from labkit.engine.prefix import blockfile, hashing
 from labkit.engine.prefix.chains import Chains
 from labkit.engine.prefix.codec import Codec
+from labkit.engine.prefix.folder import entries
 from labkit.engine.prefix.lease import Lease
 from labkit.engine.prefix.record import Tensor, name_of
 from labkit.engine.prefix.tiers import Tiers
@@ -95,6 +97,22 @@ class PrivateChains:
         self._tiers.unpin(f"private {id}")
         self._tiers.unpin(f"private {id} shared")
         self._tiers.drop(name_of(self.key(id), "private"))
+
+    def ids(self) -> list[str]:
+        """The rows under this root that no living engine holds, the longest unused first. Headers only are read: a row
+        may still prove damaged."""
+        if self._tiers.disk is None:
+            return []
+        found = []
+        for entry in sorted(entries(self._tiers.disk.folder.path / "private"), key=lambda entry: entry.used):
+            if not entry.record or entry.pinned:
+                continue
+            with contextlib.suppress(OSError, blockfile.Damaged, blockfile.Foreign), entry.path.open("rb") as file:
+                length = file.read(8)
+                about, _, _ = blockfile.read_header(length + file.read(int.from_bytes(length, "little")), entry.size)
+                if about.get("root") == self._chains.root and entry.name == name_of(self.key(about["id"]), "private"):
+                    found.append(about["id"])
+        return found
 
     def key(self, id: str) -> str:
         """A row's name. Under another model's root it is another name."""

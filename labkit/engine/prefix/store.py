@@ -236,6 +236,10 @@ class PrefixStore:
         """Forget a row."""
         self._private.drop(id)
 
+    def private_ids(self) -> list[str]:
+        """Rows of this model that no living engine holds: those that were paused when their engine was killed."""
+        return self._private.ids()
+
     # -- state and end -------------------------------------------------------------------------------------------------
 
     def release_memory(self, target: int = 0) -> int:

@@ -1,0 +1,113 @@
+"""One record, one file: whatever is cut, flipped or exchanged is noticed."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.engine.prefix import blockfile
+from labkit.engine.prefix.record import Record, Tensor
+
+
+def record(seed: int = 0, size: int = 40) -> Record:
+    data = random.Random(seed).randbytes(size * 2)
+    tensors = {
+        "0.keys": Tensor("bfloat16", (2, size // 2), data),
+        "1.state0": Tensor("float32", (1, 3), np.arange(3, dtype=np.float32).tobytes()),
+        "1.empty": Tensor("float32", (0, 3), b""),
+    }
+    return Record(tensors, {"key": "0" * 64, "part": "columns", "quoted": 'a "b" é'})
+
+
+def bytes_of(value: Record) -> bytes:
+    head, pieces = blockfile.encode(value)
+    return head + b"".join(pieces)
+
+
+def test_a_record_comes_back():
+    data = bytes_of(record())
+    found = blockfile.decode(data)
+    assert found.about == record().about
+    assert {n: (t.dtype, t.shape, bytes(t.data)) for n, t in found.tensors.items()} == dict(record().tensors)
+    assert found.nbytes == record().nbytes
+
+
+def test_any_reader_of_safetensors_opens_it(tmp_path):
+    from safetensors import safe_open
+
+    path = tmp_path / "block.safetensors"
+    path.write_bytes(bytes_of(record()))
+    with safe_open(path, "np") as file:
+        assert set(file.keys()) == set(record().tensors)
+        assert file.metadata()["format"] == blockfile.FORMAT
+    arrays = mx.load(str(path))
+    assert arrays["0.keys"].dtype == mx.bfloat16
+    assert bytes(memoryview(arrays["0.keys"].view(mx.uint8))) == record().tensors["0.keys"].data
+
+
+def test_every_truncation_is_noticed():
+    data = bytes_of(record())
+    for length in range(len(data)):
+        with pytest.raises(blockfile.Damaged):
+            blockfile.decode(data[:length])
+    with pytest.raises(blockfile.Damaged):
+        blockfile.decode(data + b"\0")
+
+
+def test_every_flipped_bit_is_noticed():
+    data = bytes_of(record(size=10))
+    for position in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << bit
+            with pytest.raises((blockfile.Damaged, blockfile.Foreign)):
+                blockfile.decode(bytes(flipped))
+
+
+LARGE = bytes_of(record(size=3 << 19))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, len(LARGE) - 1), st.integers(1, 2 << 20), st.integers(0, 9))
+def test_a_burst_anywhere_in_a_large_file_is_noticed(start, length, seed):
+    data = bytearray(LARGE)
+    end = min(len(data), start + length)
+    noise = random.Random(seed).randbytes(end - start)
+    if data[start:end] == noise:
+        return
+    data[start:end] = noise
+    with pytest.raises((blockfile.Damaged, blockfile.Foreign)):
+        blockfile.decode(bytes(data))
+
+
+def test_exchanged_segments_are_noticed():
+    data = bytearray(bytes_of(record(size=2 << 20)))
+    a, b = slice(len(data) - (2 << 20), len(data) - (1 << 20)), slice(len(data) - (1 << 20), len(data))
+    data[a], data[b] = data[b], data[a]
+    with pytest.raises(blockfile.Damaged):
+        blockfile.decode(bytes(data))
+
+
+def test_another_format_is_told_apart_from_damage(tmp_path):
+    path = tmp_path / "other.safetensors"
+    mx.save_safetensors(str(path), {"x": mx.zeros((3,))}, {"format": "labkit-block-9", "sha": "0" * 64})
+    with pytest.raises(blockfile.Foreign, match="labkit-block-9"):
+        blockfile.decode(path.read_bytes())
+    mx.save_safetensors(str(path), {"x": mx.zeros((3,))})
+    with pytest.raises(blockfile.Damaged):
+        blockfile.decode(path.read_bytes())
+
+
+def test_a_header_alone_says_what_a_file_is():
+    data = bytes_of(record())
+    head = data[: 8 + int.from_bytes(data[:8], "little")]
+    about, _, begin = blockfile.read_header(head, len(data))
+    assert about["part"] == "columns"
+    assert begin == len(head)
+    with pytest.raises(blockfile.Damaged, match="bytes"):
+        blockfile.read_header(head, len(data) - 1)

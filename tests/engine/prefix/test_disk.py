@@ -1,0 +1,328 @@
+"""The disk tier: whole or not at all, under its limit, and never in the way when the disk fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from labkit.engine.prefix.disk import DiskTier, NoRoom
+from labkit.engine.prefix.folder import MARKER, Folder, clear, summary
+from labkit.engine.prefix.record import Record, Tensor, name_of
+from tests.engine.prefix.faults import BROKEN, FULL, STEPS, Failing
+
+ROOT, OTHER = "a" * 64, "b" * 64
+
+
+def key(number: int) -> str:
+    return f"{number:064x}"
+
+
+def name(number: int, part: str = "columns") -> str:
+    return name_of(key(number), part)
+
+
+def record(number: int, size: int = 1000, root: str = ROOT) -> Record:
+    about = {"root": root, "key": key(number), "part": "columns", "parent": root, "depth": "1", "bytes": str(size)}
+    return Record({"0.keys": Tensor("uint8", (size,), bytes([number % 256]) * size)}, about)
+
+
+def expected(number: int) -> dict[str, str]:
+    return {"root": ROOT, "key": key(number), "part": "columns"}
+
+
+def disk(path: Path, root: str = ROOT, limit: int = 1 << 20, **options) -> DiskTier:
+    return DiskTier(Folder(path / "store", root, lock_seconds=1.0), limit_bytes=limit, **options)
+
+
+def size_of_folder(path: Path) -> int:
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+
+
+def held(tier: DiskTier, numbers) -> list[int]:
+    return [number for number in numbers if tier.read(name(number), expected(number)) is not None]
+
+
+def test_records_come_back_and_outlive_their_engine(tmp_path):
+    first = disk(tmp_path)
+    first.write(name(1), record(1))
+    assert first.read(name(1), expected(1)).tensors == record(1).tensors
+    first.close()
+    second = disk(tmp_path)
+    assert set(second.sweep()) == {name(1)}
+    assert second.read(name(1), expected(1)).about == record(1).about
+    assert second.read(name(2), expected(2)) is None
+    assert not second.counts["damaged"]
+
+
+def test_the_limit_holds_and_what_was_used_longest_ago_goes_first(tmp_path):
+    tier, gone = disk(tmp_path, limit=20_000), []
+    tier.on_evicted = gone.append
+    for number in range(30):
+        tier.write(name(number), record(number))
+        if number >= 3:
+            tier.touch([name(3)])
+        assert size_of_folder(tmp_path) <= 20_000
+    survivors = held(tier, range(30))
+    assert 3 in survivors, "it was used all along"
+    assert survivors[1:] == list(range(31 - len(survivors), 30)), "the newest"
+    assert len(gone) == 30 - len(survivors) == tier.counts["evicted"]
+
+
+def test_pinned_records_survive_and_refuse_what_does_not_fit_beside_them(tmp_path):
+    tier = disk(tmp_path, limit=10_000)
+    for number in range(5):
+        tier.write(name(number), record(number), pin=number == 0)
+    assert tier.pin(name(1))
+    assert not tier.pin(name(99))
+    for number in range(5, 20):
+        tier.write(name(number), record(number))
+    assert held(tier, range(5)) == [0, 1]
+    for number in held(tier, range(5, 20)):
+        assert tier.pin(name(number))
+    with pytest.raises(NoRoom):
+        tier.write(name(20), record(20, size=5_000), pin=True)
+    assert tier.counts["write_failed_no_room"] == 1
+    before = held(tier, range(30))
+    for number in before:
+        tier.unpin(name(number))
+    for number in range(30, 45):
+        tier.write(name(number), record(number))
+    assert not set(held(tier, before)), "unpinned, they go like any other"
+
+
+def test_a_pin_holds_against_another_engine(tmp_path):
+    ours, theirs = disk(tmp_path, limit=8_000), disk(tmp_path, limit=8_000)
+    ours.write(name(1), record(1))
+    assert ours.pin(name(1))
+    for number in range(2, 20):
+        theirs.write(name(number), record(number))
+    assert held(theirs, [1]) == [1]
+    theirs.drop(name(1))
+    assert held(ours, [1]) == [1], "the second name still has it"
+    ours.close()
+    assert held(theirs, [1]) == []
+
+
+def test_what_is_protected_is_not_removed_for_the_next_of_its_chain(tmp_path):
+    tier = disk(tmp_path, limit=6_000)
+    chain = [name(number) for number in range(20)]
+    for number in range(3):
+        tier.write(name(number), record(number), protect=chain)
+    with pytest.raises(NoRoom):
+        tier.write(name(3), record(3, size=5_000), protect=chain)
+    assert held(tier, range(20)) == [0, 1, 2]
+    tier.write(name(3), record(3, size=5_000))
+    assert held(tier, range(20)) == [3]
+
+
+@pytest.mark.parametrize("part", ["front", "end", "middle", "empty", "head"])
+def test_damaged_files_are_misses_and_go(tmp_path, part):
+    tier = disk(tmp_path)
+    tier.write(name(1), record(1))
+    place = tier.folder.place(name(1))
+    data = bytearray(place.read_bytes())
+    if part == "empty":
+        data = bytearray()
+    elif part == "head":
+        data = data[:6]
+    else:
+        data[{"front": 30, "end": -1, "middle": len(data) - 500}[part]] ^= 4
+    place.write_bytes(data)
+    assert tier.read(name(1), expected(1)) is None
+    assert tier.counts["damaged"] == 1
+    assert not place.exists()
+    tier.write(name(1), record(1))
+    assert held(tier, [1]) == [1]
+
+
+def test_swapped_files_are_misses(tmp_path):
+    tier = disk(tmp_path)
+    for number in (1, 2):
+        tier.write(name(number), record(number))
+    a, b = (tier.folder.place(name(number)) for number in (1, 2))
+    data = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(data)
+    assert held(tier, [1, 2]) == []
+    assert tier.counts["misplaced"] == 2
+
+
+def test_the_sweep_removes_what_is_of_no_use(tmp_path):
+    first = disk(tmp_path)
+    for number in range(6):
+        first.write(name(number), record(number))
+    places = [first.folder.place(name(number)) for number in range(6)]
+    first.close()
+    places[0].write_bytes(places[0].read_bytes()[:-7])
+    places[1].write_bytes(b"")
+    os.rename(places[3], places[2])
+    places[4].write_bytes(places[4].read_bytes().replace(b"labkit-block-1", b"labkit-block-9"))
+    left_behind = tmp_path / "store" / "owners" / "1-dead"
+    (left_behind / "temporary").mkdir(parents=True)
+    (left_behind / "temporary" / "half").write_bytes(b"x" * 100)
+    second = disk(tmp_path)
+    assert set(second.sweep()) == {name(5)}
+    assert second.counts["swept"] == 4
+    assert second.counts["dead_owners_swept"] == 1
+    assert not left_behind.exists()
+    assert held(second, range(6)) == [5]
+
+
+def test_trap_23_foreign_files_count_against_the_limit_and_go_when_old(tmp_path):
+    """Incompatible files never collected: the disk was full of them, and the cache was silently off."""
+    foreign = disk(tmp_path, root=OTHER, limit=20_000)
+    for number in range(12):
+        foreign.write(name(number), record(number, root=OTHER))
+    foreign.close()
+    tier = disk(tmp_path, limit=20_000)
+    assert tier.sweep() == {}
+    assert tier.counts["incompatible"] == 12
+    for number in range(30):
+        tier.write(name(number), record(number))
+        assert size_of_folder(tmp_path) <= 20_000
+    assert len(held(tier, range(30))) > 8
+    assert tier.counts["evicted_foreign"] == 12
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["create", "write", "sync", "close", "replace", "sync_folder", "free_bytes"])
+@pytest.mark.parametrize("code", [FULL, BROKEN], ids=["full", "broken"])
+def test_a_write_that_fails_leaves_nothing_and_says_so(tmp_path, step, code):
+    system = Failing()
+    tier = disk(tmp_path, system=system)
+    tier.write(name(1), record(1))
+    before = size_of_folder(tmp_path)
+    system.failing, system.half = {step: code}, True
+    with pytest.raises(OSError, match=os.strerror(code)):
+        tier.write(name(2), record(2), pin=True)
+    system.failing = {}
+    assert sum(count for what, count in tier.counts.as_dict().items() if what.startswith("write_failed")) == 1
+    assert not tier.has(name(2))
+    assert size_of_folder(tmp_path) == before
+    assert held(tier, [1]) == [1]
+    tier.write(name(2), record(2))
+    assert held(tier, [1, 2]) == [1, 2]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_no_step_that_fails_crashes_a_reader(tmp_path, step):
+    system = Failing()
+    tier = disk(tmp_path, system=system)
+    tier.write(name(1), record(1))
+    system.failing = {step: BROKEN}
+    found = tier.read(name(1), expected(1))
+    assert (found is None) == (step == "read")
+    tier.touch([name(1)])
+    tier.pin(name(1))
+    tier.unpin(name(1))
+    tier.sweep()
+    tier.drop(name(1))
+    system.failing = {}
+    assert tier.counts["pins_not_shared"] == (step == "link")
+
+
+def test_where_files_have_one_name_only_a_pin_holds_in_its_engine(tmp_path):
+    system = Failing()
+    system.failing = {"link": BROKEN}
+    tier = disk(tmp_path, limit=8_000, system=system)
+    tier.write(name(1), record(1), pin=True)
+    for number in range(2, 12):
+        tier.write(name(number), record(number))
+    assert held(tier, [1]) == [1]
+    assert tier.counts["pins_not_shared"] == 1
+
+
+@pytest.fixture
+def small_volume(tmp_path):
+    """A real file system of 64 KiB."""
+    place = tmp_path / "volume"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a small volume cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_volume_costs_blocks_and_nothing_else(small_volume):
+    tier = disk(small_volume, limit=1 << 30)
+    for number in range(20):
+        tier.write(name(number), record(number, size=5_000))
+    assert tier.counts["evicted"], "what the volume takes is a limit too"
+    survivors = held(tier, range(20))
+    assert survivors
+    assert survivors[-1] == 19
+    filler = small_volume / "filler"
+    with pytest.raises(OSError, match="space"):
+        filler.write_bytes(b"x" * (1 << 20))
+    with pytest.raises(NoRoom, match="free on the volume"):
+        tier.write(name(20), record(20, size=60_000))
+    assert not tier.has(name(20))
+    filler.unlink()
+    tier.write(name(99), record(99))
+    assert held(tier, [99]) == [99]
+    tier.close()
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_something_else_is_refused_untouched(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match=r"thesis\.tex"):
+        disk(tmp_path)
+    assert [p.name for p in (tmp_path / "store").iterdir()] == ["thesis.tex"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="no folder"):
+        Folder(tmp_path / "file", ROOT)
+
+
+def test_a_store_of_another_format_is_refused(tmp_path):
+    disk(tmp_path).close()
+    marker = tmp_path / "store" / MARKER
+    marker.write_text('{"format": 2}')
+    with pytest.raises(ValueError, match="format 2"):
+        disk(tmp_path)
+    marker.write_text("")
+    with pytest.raises(ValueError, match="cannot be read"):
+        disk(tmp_path)
+
+
+def test_an_engine_killed_while_it_claimed_the_folder_leaves_it_usable(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / f"{MARKER}.half").write_text('{"for')
+    (tmp_path / "store" / "lock").touch()
+    tier = disk(tmp_path)
+    tier.write(name(1), record(1))
+    assert held(tier, [1]) == [1]
+    assert not (tmp_path / "store" / f"{MARKER}.half").exists()
+
+
+def test_what_a_folder_holds_can_be_listed_and_cleared(tmp_path):
+    tier = disk(tmp_path)
+    for number in (1, 2):
+        tier.write(name(number), record(number), pin=number == 2)
+    tier.write(name(3, "private"), record(3))
+    found = summary(tmp_path / "store")
+    assert found[ROOT[:16]]["columns"] == 2
+    assert found["private"]["private"] == 1
+    assert clear(tmp_path / "store")["files"] == 3
+    assert summary(tmp_path / "store") == {}
+    assert held(tier, [1, 2]) == [2], "a living engine's pins are its own to let go"
+    tier.close()
+    with pytest.raises(ValueError, match="no prefix store"):
+        clear(tmp_path)
+
+
+def test_a_lock_that_is_not_let_go_is_an_error_and_not_a_hang(tmp_path):
+    holder, waiter = disk(tmp_path), disk(tmp_path)
+    with holder.folder.locked(), pytest.raises(OSError, match="lock"):
+        waiter.write(name(1), record(1))
+    waiter.write(name(1), record(1))
+    assert held(waiter, [1]) == [1]
