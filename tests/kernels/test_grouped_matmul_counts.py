@@ -51,6 +51,14 @@ def test_a_wider_tile_dequantises_less_and_pads_more() -> None:
     assert low.filled > high.filled
 
 
+def test_time_is_that_of_bytes_or_of_rows_and_blocks() -> None:
+    counts = GroupedCounts([16, 64], 64, 64, tile=32, matrices=1)
+    assert counts.seconds(byte_rate=1.0, row_rate=1e30) == counts.weight_bytes + 80 * 128 * 2
+    alone = counts.seconds(byte_rate=1e30, row_rate=1.0)
+    assert alone == 2 * 80 * 64 * 64
+    assert counts.seconds(1e30, 1.0, block_rows=10) == alone * (80 + 3 * 10) / 80
+
+
 def test_choices_are_distinct_and_skew_is_seen() -> None:
     even, skewed = (choose_at_random(400, 4, 32, skew) for skew in (0.0, 1.0))
     assert all(len(set(row)) == 4 for row in even.tolist())

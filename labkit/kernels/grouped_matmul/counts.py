@@ -93,11 +93,14 @@ class GroupedCounts:
         """Multiplications and additions that are wanted."""
         return 2 * self.rows * self.matrices * self.n * self.k
 
-    def seconds(self, byte_rate: float, tile_rate: float) -> float:
-        """Predicted time: the longer of the bytes and of the multiplied rows.
+    def seconds(self, byte_rate: float, row_rate: float, block_rows: float = 0.0) -> float:
+        """Predicted time: the longer of the bytes and of the work.
 
         Args:
-            byte_rate: bytes a second from memory. tile_rate: operations a second of full tiles of this height.
+            byte_rate: bytes a second from memory.
+            row_rate: operations a second of the multiplications alone.
+            block_rows: what a block costs beside its rows, as rows: dequantising its weights, above all.
         """
         moved = self.weight_bytes + self.rows * (self.k + self.n) * self.itemsize
-        return max(moved / byte_rate, self.operations * self.multiplied_rows / max(self.rows, 1) / tile_rate)
+        rows = self.multiplied_rows + block_rows * self.blocks
+        return max(moved / byte_rate, 2 * rows * self.matrices * self.n * self.k / row_rate)
