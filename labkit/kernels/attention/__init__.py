@@ -28,6 +28,7 @@ from labkit.kernels.attention.launches import (
     PREFILL,
     Form,
     PrefillForm,
+    Tail,
     decode_call,
     merge_call,
     parts_for,
@@ -43,6 +44,7 @@ __all__ = [
     "Form",
     "Layout",
     "PrefillForm",
+    "Tail",
     "decode_attention",
     "decode_call",
     "merge_call",
@@ -68,8 +70,12 @@ def decode_attention(
     *,
     scale: float,
     first: mx.array | None = None,
+    tail: Tail | None = None,
+    gates: mx.array | None = None,
     layout: Layout = "general",
     form: Form | None = None,
+    packed: bool = True,
+    wide: bool = True,
     target: str | None = None,
 ) -> mx.array:
     """softmax(scale q k^T) v of one or a few new tokens over buffers of fixed capacity.
@@ -79,13 +85,17 @@ def decode_attention(
         keys, values: [B, Hkv, S, D]: whole buffers, the new tokens' columns written; Hq a multiple of Hkv.
         last: int32 [B]: columns in use. The last of the L new tokens sees columns below it, the one before one less.
         first: int32 [B]: the first visible column (left padding); 0 by default.
-        layout: `general` cuts each row's visible columns into equal parts; `fixed` into blocks of `BLOCK` columns that
-            do not depend on the row's length or neighbours, so that neither do the sums.
+        tail: where the newest columns stand if not in the buffers; `last` and `first` count on through both.
+        gates: [B, L, W], rows of a projection that begin with each head's query and gate (`merge_call`).
+        layout: `general` cuts each row's visible columns into equal parts; `fixed` into blocks of `BLOCK` columns from
+            its first one on, which do not depend on its length or neighbours, so that neither do the sums.
         form: by default what `choose_form` says.
+        packed, wide: False is the baseline: one query head a read, one element a lane and read (form "lanes").
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        [B, Hq, L, D] in the queries' dtype, sums in fp32; zeros for a row that sees nothing.
+        [B, Hq, L, D] in the queries' dtype, sums in fp32; zeros for a row that sees nothing. With gates the gated heads
+        side by side, [B, L, Hq * D].
 
     Raises:
         ValueError: shapes, dtypes or sizes that do not fit.
@@ -100,15 +110,18 @@ def decode_attention(
     batch, heads, length, width = queries.shape
     if last.shape != (batch,) or (first is not None and first.shape != (batch,)):
         raise ValueError(f"first and last have one entry for each of {batch} rows")
-    form = form or choose_form(queries, target_in_use(target))
+    form = form or (choose_form(queries, target_in_use(target)) if packed and wide else "lanes")
+    options = {} if packed and wide else {"pack": 4 if packed else 1, "wide": wide}
     rows = _tokens_first(queries)
     begins, ends = _visible(first, last, batch, length)
-    kv_heads, columns = keys.shape[1], keys.shape[2]
+    kv_heads, columns = keys.shape[1], keys.shape[2] + (0 if tail is None else tail.keys.shape[2])
     block = BLOCK if layout == "fixed" else 0
     parts = -(-columns // BLOCK) if block else parts_for(batch * length, kv_heads, heads // kv_heads, columns)
-    call = decode_call(rows, keys, values, begins, ends, scale=scale, parts=parts, block=block, form=form)
-    partial, stats = DECODE[form](**call, target=target)
-    out = MERGE(**merge_call(partial, stats, queries.dtype), target=target)[0]
+    cut = {"scale": scale, "parts": parts, "block": block, "tail": tail, "form": form}
+    partial, stats = DECODE[form](**decode_call(rows, keys, values, begins, ends, **cut, **options), target=target)
+    out = MERGE(**merge_call(partial, stats, queries.dtype, gates), target=target)[0]
+    if gates is not None:
+        return out.reshape(batch, length, heads * width)
     if length == 1:
         return mx.expand_dims(out, 2)
     return mx.swapaxes(out.reshape(batch, length, heads, width), 1, 2)

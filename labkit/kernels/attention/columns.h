@@ -1,17 +1,17 @@
-// Which cached columns a threadgroup of decode attention reads, and how a lane reads its share of a head.
+// Which cached columns a threadgroup of decode attention reads, where they stand, and how a lane reads its share of a head.
 
 //@provides Columns part_of_columns
 struct Columns {
   int begin, end;
 };
 // Part `part` of the visible columns [first, last). Without a block size they are cut into `parts` equal shares; with one,
-// part p is the columns [p * block, (p + 1) * block) whatever the row, so that sums do not depend on the neighbours.
+// part p is the block of columns from first + p * block on, so that sums depend neither on how many columns follow, nor on
+// the neighbours and the padding that they bring.
 METAL_FUNC Columns part_of_columns(int first, int last, int part, int parts, int block) {
   Columns columns;
   int share = block > 0 ? block : (max(last - first, 0) + parts - 1) / parts;
-  int origin = block > 0 ? 0 : first;
-  columns.begin = max(first, origin + part * share);
-  columns.end = min(last, origin + (part + 1) * share);
+  columns.begin = first + part * share;
+  columns.end = min(last, columns.begin + share);
   return columns;
 }
 
@@ -28,4 +28,12 @@ template <class T, int E, bool WIDE, class P> METAL_FUNC void load_lane(P from, 
   } else {
     for (int e = 0; e < E; e++) to[e] = static_cast<float>(from[e]);
   }
+}
+
+//@provides column_at
+// Where a column stands: in the buffer, or from column `settled` on in the tail. Both pointers are those of column 0 there, and
+// a column is D elements long.
+template <bool TAILED, int D, class P> METAL_FUNC P column_at(P buffer, P tail, int column, int settled) {
+  if (!TAILED || column < settled) return buffer + size_t(column) * D;
+  return tail + size_t(column - settled) * D;
 }

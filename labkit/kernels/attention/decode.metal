@@ -25,14 +25,16 @@ for (uint h = 0; h < PACK; h++) {
     out[h][e] = 0.0f;
   }
 }
-size_t head_start = (size_t(row / L) * HKV + kv) * size_t(S) * D + lane * E;
+size_t cached_head = size_t(row / L) * HKV + kv, head_start = cached_head * size_t(S) * D + lane * E;
+size_t tail_start = TAILED ? cached_head * size_t(TAIL) * D + lane * E : 0;
+int settled_columns = TAILED ? settled[0] : 0;
 
 for (int start = columns.begin + int(simd) * UNROLL; start < columns.end; start += int(SIMDS) * UNROLL) {
   float score[UNROLL][PACK];
   for (int u = 0; u < UNROLL; u++) {
     float k[E];
     int column = min(start + u, columns.end - 1);
-    load_lane<T, E, WIDE>(keys + head_start + size_t(column) * D, k);
+    load_lane<T, E, WIDE>(column_at<TAILED, D>(keys + head_start, tail_keys + tail_start, column, settled_columns), k);
     for (uint h = 0; h < PACK; h++) {
       float dot = 0.0f;
       for (uint e = 0; e < E; e++) dot += q[h][e] * k[e];
@@ -55,7 +57,7 @@ for (int start = columns.begin + int(simd) * UNROLL; start < columns.end; start 
   for (int u = 0; u < UNROLL; u++) {
     float v[E];
     int column = min(start + u, columns.end - 1);
-    load_lane<T, E, WIDE>(values + head_start + size_t(column) * D, v);
+    load_lane<T, E, WIDE>(column_at<TAILED, D>(values + head_start, tail_values + tail_start, column, settled_columns), v);
     for (uint h = 0; h < PACK; h++)
       for (uint e = 0; e < E; e++) out[h][e] += score[u][h] * v[e];
   }

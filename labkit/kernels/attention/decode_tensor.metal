@@ -30,29 +30,30 @@ for (uint t = 0; t < VALUE_BLOCKS; t++)
   for (uint j = 0; j < 4; j++)
     for (uint i = 0; i < 4; i++) out[t][j][i] = 0.0f;
 float top = -INFINITY, sum = 0.0f;
-size_t head_start = (size_t(row / L) * HKV + kv) * size_t(S) * D;
+size_t cached_head = size_t(row / L) * HKV + kv, head_start = cached_head * size_t(S) * D;
+size_t tail_start = TAILED ? cached_head * size_t(TAIL) * D : 0;
+int settled_columns = TAILED ? settled[0] : 0;
 float factor = scale * M_LOG2E_F;
 
 #pragma unroll 1
 for (int start = columns.begin + int(simd) * 16; start < columns.end; start += int(SIMDS) * 16) {
   float score[2][4];
   int end = columns.end - 1;
-  auto key_low = keys + head_start + size_t(min(start + int(r), end)) * D + 8 * c;
-  auto key_high = keys + head_start + size_t(min(start + 8 + int(r), end)) * D + 8 * c;
+  auto low_key = column_at<TAILED, D>(keys + head_start, tail_keys + tail_start, min(start + int(r), end), settled_columns);
+  auto high_key = column_at<TAILED, D>(keys + head_start, tail_keys + tail_start, min(start + 8 + int(r), end), settled_columns);
   uint4 low[KEY_BLOCKS], high[KEY_BLOCKS];
 #pragma unroll
   for (uint t = 0; t < KEY_BLOCKS; t++) {
-    low[t] = load16_stream((const device uint4*)(key_low + 32 * t));
-    high[t] = load16_stream((const device uint4*)(key_high + 32 * t));
+    low[t] = load16_stream((const device uint4*)(low_key + 32 * t + 8 * c));
+    high[t] = load16_stream((const device uint4*)(high_key + 32 * t + 8 * c));
   }
   uint4 v[VALUE_BLOCKS][4];
 #pragma unroll
-  for (uint t = 0; t < VALUE_BLOCKS; t++) {
+  for (uint i = 0; i < 4; i++) {
+    int column = min(start + int(2 * c + (i & 1) + (i / 2) * 8), end);
+    auto value = column_at<TAILED, D>(values + head_start, tail_values + tail_start, column, settled_columns);
 #pragma unroll
-    for (uint i = 0; i < 4; i++) {
-      int column = min(start + int(2 * c + (i & 1) + (i / 2) * 8), end);
-      v[t][i] = load16_stream((const device uint4*)(values + head_start + size_t(column) * D + 64 * t + 8 * r));
-    }
+    for (uint t = 0; t < VALUE_BLOCKS; t++) v[t][i] = load16_stream((const device uint4*)(value + 64 * t + 8 * r));
   }
   for (uint j = 0; j < 2; j++)
     for (uint i = 0; i < 4; i++) score[j][i] = 0.0f;

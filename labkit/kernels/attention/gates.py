@@ -8,6 +8,7 @@ from labkit.kernels.attention.launches import (
     DECODE,
     MERGE,
     PREFILL,
+    Tail,
     decode_call,
     merge_call,
     parts_for,
@@ -35,12 +36,17 @@ def _decode(
     kv_heads: int,
     width: int,
     columns: int,
+    tail: tuple[int, int] | None = None,
     **options,
 ) -> Launch:
     def normal(*shape: int) -> mx.array:
         return mx.random.normal(shape).astype(dtype)
 
     cached = (batch, kv_heads, columns, width)
+    if tail is not None:
+        settled, room = tail
+        more = (batch, kv_heads, room, width)
+        options["tail"] = Tail(normal(*more), normal(*more), mx.array([settled] * 8, dtype=mx.int32))
     call = decode_call(
         normal(len(last), heads, width),
         normal(*cached),
@@ -85,17 +91,31 @@ def _cases(form: str) -> tuple[Case, ...]:
             block=16,
             simds=4,
         ),
+        case(
+            "33 columns in the buffer, the newest in a tail of 16",
+            [0, 5],
+            [45, 40],
+            batch=2,
+            heads=4,
+            kv_heads=2,
+            width=64,
+            columns=40,
+            tail=(33, 16),
+            parts=3,
+            simds=2,
+        ),
     )
 
 
-def _merge(parts: int, width: int, dtype: mx.Dtype) -> Launch:
+def _merge(parts: int, width: int, dtype: mx.Dtype, more: int | None = None) -> Launch:
     top = mx.random.normal((2, 3, parts)) * 4
     top = mx.where(mx.random.uniform(shape=top.shape) < 0.2, -mx.inf, top)
     top[1, 2] = -mx.inf  # a row that sees nothing
     empty = top == -mx.inf
     total = mx.where(empty, 0.0, 1.0 + mx.random.uniform(shape=top.shape))
     partial = mx.where(empty[..., None], 0.0, mx.random.normal((2, 3, parts, width)))
-    return MERGE.launch(**merge_call(partial, mx.stack([top, total], axis=-1), dtype))
+    gates = None if more is None else mx.random.normal((2, 3 * 2 * width + more)).astype(dtype)
+    return MERGE.launch(**merge_call(partial, mx.stack([top, total], axis=-1), dtype, gates))
 
 
 def _prefill(
@@ -193,6 +213,7 @@ ENTRIES = [
         cases=(
             Case("7 parts of 256", lambda dtype: _merge(7, 256, dtype)),
             Case("1 part of 64", lambda dtype: _merge(1, 64, dtype)),
+            Case("gated, by rows that go on behind", lambda dtype: _merge(3, 64, dtype, more=24)),
         ),
         summary="the parts of decode attention become one output",
     ),

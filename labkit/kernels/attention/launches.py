@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -32,7 +33,8 @@ FEWEST_COLUMNS = 128
 _FOLDER = Path(__file__).parent
 _COLUMNS = Header.from_file(_FOLDER / "columns.h")
 _HEADER = Header(TILES.preamble, (*TILES.sections, *_COLUMNS.sections))
-_INPUTS = ["queries", "keys", "values", "first", "last", "scale", "L", "S", "HKV", "PARTS", "BLOCK"]
+_CACHED = ["keys", "values", "tail_keys", "tail_values"]
+_INPUTS = ["queries", *_CACHED, "first", "last", "settled", "scale", "L", "S", "TAIL", "HKV", "PARTS", "BLOCK"]
 
 DECODE: dict[Form, Kernel] = {
     form: Kernel.from_file(
@@ -48,7 +50,7 @@ DECODE: dict[Form, Kernel] = {
 
 MERGE = Kernel.from_file(
     _FOLDER / "merge.metal",
-    ["partial", "stats", "PARTS"],
+    ["partial", "stats", "gates", "PARTS"],
     ["out"],
     name="merge_attention_parts",
     reference=reference.merge,
@@ -67,6 +69,19 @@ PREFILL: dict[PrefillForm, Kernel] = {
 }
 
 
+class Tail(NamedTuple):
+    """The newest columns of a cache that grows by small steps.
+
+    Attributes:
+        keys, values: [B, Hkv, C, D], of which the first ones count.
+        settled: int32 [1 or more], whose first value says how many columns stand before these, in the buffers.
+    """
+
+    keys: mx.array
+    values: mx.array
+    settled: mx.array
+
+
 def parts_for(rows: int, kv_heads: int, group: int, columns: int) -> int:
     """Parts in the general layout: enough threadgroups to fill the device, none with fewer than `FEWEST_COLUMNS`."""
     threadgroups = rows * kv_heads * -(-group // 8)
@@ -83,6 +98,7 @@ def decode_call(
     scale: float,
     parts: int,
     block: int = 0,
+    tail: Tail | None = None,
     form: Form = "lanes",
     pack: int = 4,
     wide: bool = True,
@@ -94,7 +110,8 @@ def decode_call(
     Args:
         queries: [R, Hq, D]; keys, values: [B, Hkv, S, D] of the same dtype, R a multiple of B; first, last: int32 [R].
         parts: threadgroups that share a row's columns. block: 0 cuts the visible columns into equal parts; otherwise
-            part p holds columns from p * block, and parts * block must cover all columns that can be visible.
+            part p holds columns from first + p * block, and parts * block must cover all that can be visible.
+        tail: the newest columns, where they do not stand in the buffers.
         pack: query heads that share one read of a KV head (form "lanes"; "tensor" takes eight).
         wide: read vectors; without it one element at a time, the baseline (form "lanes").
         simds: simdgroups of a threadgroup. unroll: columns a simdgroup has in flight (form "lanes").
@@ -103,8 +120,10 @@ def decode_call(
         ValueError: shapes, dtypes or sizes that do not fit.
     """
     rows, heads, width = _check(queries, keys, values, first, last)
-    batch, kv_heads, columns, _ = keys.shape
+    batch, kv_heads, buffered, _ = keys.shape
     group = heads // kv_heads
+    tail, room = _tail(tail, keys)
+    columns = buffered + room
     if parts < 1 or (block and block * parts < columns):
         raise ValueError(f"{parts} parts of {block or 'equal'} columns do not cover a cache of {columns}")
     if form == "tensor":
@@ -112,15 +131,18 @@ def decode_call(
             raise ValueError(
                 f"the tensor form needs 16-bit floats and D a multiple of 64, not {queries.dtype}, {width}"
             )
-        template = [("T", queries.dtype), ("D", width), ("GROUP", group), ("SIMDS", simds)]
+        template = [("T", queries.dtype), ("D", width), ("GROUP", group), ("SIMDS", simds), ("TAILED", room > 0)]
         packs = -(-group // 8)
     else:
         pack = min(pack, group)
         template = [("T", queries.dtype), ("D", width), ("GROUP", group), ("PACK", pack), ("SIMDS", simds)]
-        template += [("UNROLL", unroll), ("WIDE", wide)]
+        template += [("UNROLL", unroll), ("WIDE", wide), ("TAILED", room > 0)]
         packs = -(-group // pack)
     return {
-        "inputs": [queries, keys, values, first, last, float(scale), rows // batch, columns, kv_heads, parts, block],
+        "inputs": [
+            *(queries, keys, values, tail.keys, tail.values, first, last, tail.settled, float(scale)),
+            *(rows // batch, buffered, room, kv_heads, parts, block),
+        ],
         "template": template,
         "grid": (parts * simds * 32, kv_heads * packs, rows),
         "threadgroup": (simds * 32, 1, 1),
@@ -129,13 +151,27 @@ def decode_call(
     }
 
 
-def merge_call(partial: mx.array, stats: mx.array, dtype: mx.Dtype) -> dict:
-    """The arguments of `MERGE` for what a decode kernel returned: partial [R, Hq, P, D], stats [R, Hq, P, 2]."""
+def merge_call(partial: mx.array, stats: mx.array, dtype: mx.Dtype, gates: mx.array | None = None) -> dict:
+    """The arguments of `MERGE` for what a decode kernel returned: partial [R, Hq, P, D], stats [R, Hq, P, 2].
+
+    Args:
+        gates: [..., W], a row for each of the R tokens that begins with each head's query and gate, D values each, as
+            Qwen3.5's projection leaves them: outputs are multiplied by sigmoid(gate).
+
+    Raises:
+        ValueError: gates that are too few.
+    """
     rows, heads, parts, width = partial.shape
     slices = max(1, min(1024 // width, parts))
+    if gates is not None and (gates.shape[-1] < 2 * heads * width or gates.size != rows * gates.shape[-1]):
+        raise ValueError(f"gates of {heads} heads of {width} stand in {rows} rows, not in {gates.shape}")
+    pitch = 0 if gates is None else gates.shape[-1]
     return {
-        "inputs": [partial, stats, parts],
-        "template": [("T", dtype), ("D", width), ("SLICES", slices)],
+        "inputs": [partial, stats, _nothing(dtype) if gates is None else gates, parts],
+        "template": [
+            *(("T", dtype), ("D", width), ("SLICES", slices)),
+            *(("GATED", gates is not None), ("HEADS", heads), ("GATE_PITCH", pitch)),
+        ],
         "grid": (rows * heads * width * slices, 1, 1),
         "threadgroup": (width * slices, 1, 1),
         "output_shapes": [(rows, heads, width)],
@@ -187,6 +223,24 @@ def prefill_call(
         "output_shapes": [queries.shape],
         "output_dtypes": [queries.dtype],
     }
+
+
+def _tail(tail: Tail | None, keys: mx.array) -> tuple[Tail, int]:
+    """The tail, or what stands for none, and its columns. Raises ValueError if it does not fit the buffers."""
+    if tail is None:
+        nothing = _nothing(keys.dtype)
+        return Tail(nothing, nothing, _nothing(mx.int32)), 0
+    batch, heads, _, width = keys.shape
+    expected = batch, heads, tail.keys.shape[2], width
+    if tail.keys.shape != expected or tail.values.shape != expected or tail.keys.dtype != keys.dtype:
+        raise ValueError(f"a tail of {tail.keys.shape} and {tail.values.shape} does not continue keys {keys.shape}")
+    return tail, expected[2]
+
+
+@cache
+def _nothing(dtype: mx.Dtype) -> mx.array:
+    # Stands for what a kernel does not read.
+    return mx.zeros((8,), dtype)
 
 
 def _check(

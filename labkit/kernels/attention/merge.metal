@@ -1,4 +1,5 @@
-// The parts of one query head become its output: each part's share counts by its largest score and its sum.
+// The parts of one query head become its output: each part's share counts by its largest score and its sum. With gates the
+// output is multiplied by the sigmoid of its own, which stands behind its query in the projection's row.
 constexpr uint THREADS = D * SLICES;
 threadgroup float shares[D * SLICES];
 threadgroup float weights[SLICES];
@@ -25,5 +26,10 @@ if (slice == 0) {
     share += shares[s * D + d];
     total += weights[s];
   }
-  out[head * D + d] = static_cast<T>(total > 0.0f ? share / total : 0.0f);
+  float y = total > 0.0f ? share / total : 0.0f;
+  if (GATED) {
+    float gate = static_cast<float>(gates[head / HEADS * GATE_PITCH + head % HEADS * (2 * D) + D + d]);
+    y /= 1.0f + metal::precise::exp(-gate);
+  }
+  out[head * D + d] = static_cast<T>(y);
 }

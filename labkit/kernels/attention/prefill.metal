@@ -14,7 +14,7 @@ int first_query = int(tile * 8 * SIMDS);
 int query = first_query + int(8 * simd + down);
 int origin = start[row], lowest = first[row];
 int end = min(origin + min(first_query + int(8 * SIMDS), int(L)), int(S));
-int begin = max(lowest, 0) / int(KEYS) * int(KEYS);
+int begin = max(lowest, 0);  // tiles begin with the row's first column, so that padding does not move their borders
 
 simdgroup_matrix<T, 8, 8> q[D / 8];
 simdgroup_matrix<float, 8, 8> sums[D / 8];

@@ -19,7 +19,7 @@ uint tile = threadgroups_per_grid.x - 1 - threadgroup_position_in_grid.x;
 int first_query = int(tile * 16 * SIMDS);
 int origin = start[row], lowest = first[row];
 int end = min(origin + min(first_query + int(16 * SIMDS), int(L)), int(S));
-int begin = max(lowest, 0) / int(KEYS) * int(KEYS);
+int begin = max(lowest, 0);  // tiles begin with the row's first column, so that padding does not move their borders
 
 int query[2];
 uint4 q[KEY_BLOCKS][2];

@@ -41,16 +41,18 @@ def prefill(launch: Launch) -> list[mx.array]:
 
 def parts(launch: Launch) -> list[mx.array]:
     """The reference of the decode kernels: each part's weighted sum, its largest score (in powers of two), its sum."""
-    queries, keys, values, first, last, scale, _, _, _, count, block = launch.inputs
+    queries, keys, values, *tail, first, last, settled, scale, _, _, _, _, count, block = launch.inputs
     count, block = count.item(), block.item()
+    if dict(launch.template)["TAILED"]:
+        keys, values = (_with_tail(array, more, settled) for array, more in zip((keys, values), tail, strict=True))
     scores, _ = _scores(queries, keys, first, last, scale.item() * LOG2E)
     rows, heads, _ = queries.shape
     scores, rows_values = scores.reshape(rows, heads, -1), _of_rows(values, queries)
     outputs, tops, sums = [], [], []
     for part in range(count):
         share = block if block > 0 else (mx.maximum(last - first, 0) + count - 1) // count
-        origin = mx.zeros_like(first) if block > 0 else first
-        begin, end = mx.maximum(first, origin + part * share), mx.minimum(last, origin + (part + 1) * share)
+        begin = first + part * share
+        end = mx.minimum(last, begin + share)
         column = mx.arange(keys.shape[2])
         inside = ((column >= begin[:, None]) & (column < end[:, None]))[:, None, :]
         mine = mx.where(inside, scores, -mx.inf)
@@ -63,15 +65,28 @@ def parts(launch: Launch) -> list[mx.array]:
     return [mx.stack(outputs, axis=2), mx.stack([mx.stack(tops, axis=2), mx.stack(sums, axis=2)], axis=-1)]
 
 
+def _with_tail(buffer: mx.array, tail: mx.array, settled: mx.array) -> mx.array:
+    """[B, Hkv, S + C, D]: the first `settled` columns of a buffer, then the tail's."""
+    both = mx.concatenate([buffer, tail], axis=2)
+    column = mx.arange(both.shape[2])
+    behind = mx.minimum(buffer.shape[2] + column - settled[0], both.shape[2] - 1)
+    return mx.take(both, mx.where(column < settled[0], column, behind), axis=2)
+
+
 def merge(launch: Launch) -> list[mx.array]:
     """The reference of the merge kernel."""
-    partial, stats, _ = launch.inputs
+    partial, stats, gates, _ = launch.inputs
     top, total = stats[..., 0], stats[..., 1]
     highest = top.max(axis=-1, keepdims=True)
     weights = mx.where(top == -mx.inf, 0.0, _power_of_two(top - mx.where(highest == -mx.inf, 0.0, highest)))
     whole = (weights * total).sum(axis=-1)[..., None]
     out = (weights[..., None] * partial).sum(axis=-2) / mx.where(whole > 0, whole, 1.0)
-    return [mx.where(whole > 0, out, 0.0)]
+    out = mx.where(whole > 0, out, 0.0)
+    if dict(launch.template)["GATED"]:
+        rows, heads, width = out.shape
+        gates = gates.astype(mx.float32).reshape(rows, -1)[:, : 2 * heads * width]
+        out = out * mx.sigmoid(gates.reshape(rows, heads, 2 * width)[..., width:])
+    return [out]
 
 
 def _scores(

@@ -18,7 +18,7 @@ if (slot < 2 * HK) {
   float x[(TOKENS + 3) * N], taps[4 * N];
   conv_weights<N>(weight + size_t(channel) * 4, lane, taps);
   load_window<N, TOKENS>(
-      qkv + row * CHANNELS + channel, tail + size_t(b) * 3 * CHANNELS + channel, CHANNELS, begin, first, last, lane, x);
+      qkv + row * PITCH + channel, tail + size_t(b) * 3 * CHANNELS + channel, PITCH, CHANNELS, begin, first, last, lane, x);
 #pragma unroll
   for (int i = 0; i < TOKENS; i++) {
     int t = begin + i;
@@ -32,8 +32,8 @@ if (slot < 2 * HK) {
   }
   if (begin == 0) {
     store_tail<N>(
-        qkv + row * CHANNELS + channel, tail + size_t(b) * 3 * CHANNELS + channel,
-        tail_out + size_t(b) * 3 * CHANNELS + channel, CHANNELS, first, last, lane);
+        qkv + row * PITCH + channel, tail + size_t(b) * 3 * CHANNELS + channel,
+        tail_out + size_t(b) * 3 * CHANNELS + channel, PITCH, CHANNELS, first, last, lane);
   }
 } else {
   constexpr int N = DV / 32;
@@ -42,7 +42,7 @@ if (slot < 2 * HK) {
   float x[(TOKENS + 3) * N], taps[4 * N];
   conv_weights<N>(weight + size_t(channel) * 4, lane, taps);
   load_window<N, TOKENS>(
-      qkv + row * CHANNELS + channel, tail + size_t(b) * 3 * CHANNELS + channel, CHANNELS, begin, first, last, lane, x);
+      qkv + row * PITCH + channel, tail + size_t(b) * 3 * CHANNELS + channel, PITCH, CHANNELS, begin, first, last, lane, x);
 #pragma unroll
   for (int i = 0; i < TOKENS; i++) {
     int t = begin + i;
@@ -54,15 +54,15 @@ if (slot < 2 * HK) {
     if (t < length) store_row<N>(out + size_t(t) * HV * DV, lane, y);
   }
   if (lane < TOKENS && begin + lane < length) {
-    size_t at = (row + begin + lane) * HV + hv;
+    size_t at = (row + begin + lane) * HV + hv, from = (row + begin + lane) * GATE_PITCH + hv;
     bool counts = begin + lane >= first && begin + lane < last;
-    float decay = log_decay_of(static_cast<float>(a[at]), static_cast<float>(a_log[hv]), static_cast<float>(dt_bias[hv]));
+    float decay = log_decay_of(static_cast<float>(a[from + A_AT]), static_cast<float>(a_log[hv]), static_cast<float>(dt_bias[hv]));
     log_decay[at] = counts ? decay : 0.0f;
-    beta[at] = counts ? sigmoid_of(static_cast<float>(b_gate[at])) : 0.0f;
+    beta[at] = counts ? sigmoid_of(static_cast<float>(b_gate[from + B_AT])) : 0.0f;
   }
   if (begin == 0) {
     store_tail<N>(
-        qkv + row * CHANNELS + channel, tail + size_t(b) * 3 * CHANNELS + channel,
-        tail_out + size_t(b) * 3 * CHANNELS + channel, CHANNELS, first, last, lane);
+        qkv + row * PITCH + channel, tail + size_t(b) * 3 * CHANNELS + channel,
+        tail_out + size_t(b) * 3 * CHANNELS + channel, PITCH, CHANNELS, first, last, lane);
   }
 }

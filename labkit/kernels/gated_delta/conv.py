@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from labkit.kernels.gated_delta import reference
+from labkit.kernels.gated_delta import joined, reference
+from labkit.kernels.gated_delta.joined import Part
 from labkit.kernels.gated_delta.shapes import DELTA, Shape, check_activations, check_spans, expect
 from labkit.kernels.launch import Kernel
 
@@ -18,7 +19,7 @@ CONV = Kernel.from_file(
     ["q", "k", "v", "log_decay", "beta", "tail_out"],
     name="gated_delta_conv",
     header=DELTA,
-    reference=reference.conv,
+    reference=lambda launch: reference.conv(joined.apart(launch)),
 )
 
 TOKENS = 8
@@ -38,8 +39,8 @@ class ScanInputs(NamedTuple):
 
 def check_layer(
     qkv: mx.array,
-    a: mx.array,
-    b: mx.array,
+    a: Part,
+    b: Part,
     tail: mx.array,
     weight: mx.array,
     a_log: mx.array,
@@ -52,9 +53,8 @@ def check_layer(
     hk, hv, dk, dv = dims
     shape = Shape(qkv.shape[0], qkv.shape[1], hk, hv, dk, dv)
     check_activations(qkv.dtype)
-    expect("qkv", qkv, (shape.batch, shape.length, shape.channels))
-    expect("a", a, (shape.batch, shape.length, hv))
-    expect("b", b, (shape.batch, shape.length, hv))
+    if qkv.shape[-1] != shape.channels and not (isinstance(a, int) and isinstance(b, int)):
+        raise ValueError(f"qkv needs {shape.channels} channels, not shape {qkv.shape}")
     expect("tail", tail, (shape.batch, reference.CONV_TAPS - 1, shape.channels), qkv.dtype)
     if weight.size != shape.channels * reference.CONV_TAPS or weight.shape[0] != shape.channels:
         raise ValueError(
@@ -68,8 +68,8 @@ def check_layer(
 
 def conv_call(
     qkv: mx.array,
-    a: mx.array,
-    b: mx.array,
+    a: Part,
+    b: Part,
     tail: mx.array,
     weight: mx.array,
     a_log: mx.array,
@@ -86,23 +86,24 @@ def conv_call(
     """
     shape, weight = check_layer(qkv, a, b, tail, weight, a_log, dt_bias, (*heads, *dims))
     spans = check_spans(spans, shape.batch, shape.length)
+    rows_a, rows_b = (joined.locate(name, part, qkv, shape, shape.hv) for name, part in (("a", a), ("b", b)))
     slots = 2 * shape.hk + shape.hv
     simdgroups = gcd(slots, 4)
     queries, values = (shape.batch, shape.length, shape.hk, shape.dk), (shape.batch, shape.length, shape.hv, shape.dv)
     return {
-        "inputs": [qkv, a, b, tail, weight, a_log, dt_bias, spans, shape.length],
-        "template": [("T", qkv.dtype), *shape.template(), ("TOKENS", TOKENS)],
+        "inputs": [qkv, rows_a.array, rows_b.array, tail, weight, a_log, dt_bias, spans, shape.length],
+        "template": [("T", qkv.dtype), *shape.template(), ("TOKENS", TOKENS), *joined.template(qkv, rows_a, rows_b)],
         "grid": (-(-shape.length // TOKENS) * 32 * simdgroups, slots // simdgroups, shape.batch),
         "threadgroup": (32 * simdgroups, 1, 1),
-        "output_shapes": [queries, queries, values, a.shape, a.shape, tail.shape],
+        "output_shapes": [queries, queries, values, values[:3], values[:3], tail.shape],
         "output_dtypes": [qkv.dtype] * 3 + [mx.float32] * 2 + [tail.dtype],
     }
 
 
 def scan_inputs(
     qkv: mx.array,
-    a: mx.array,
-    b: mx.array,
+    a: Part,
+    b: Part,
     tail: mx.array,
     weight: mx.array,
     a_log: mx.array,
@@ -121,7 +122,8 @@ def scan_inputs(
 
     Args:
         qkv: [B, T, C], float32, float16 or bfloat16, C = 2 Hk Dk + Hv Dv: all queries, all keys, all values.
-        a, b: [B, T, Hv], any float dtype.
+        a, b: [B, T, Hv], any float dtype; or, where one projection gave them all, the columns of qkv's longer rows
+            from which they stand.
         tail: [B, 3, C] in qkv's dtype: the last three tokens before this call, zeros at the start.
         weight: [C, 4] or [C, 4, 1]; the last tap is the token's own.
         a_log, dt_bias: [Hv].

@@ -115,6 +115,24 @@ def _step(sizes: tuple[int, ...], spans: list | None = None, each: bool = False)
     return make
 
 
+def _joined(sizes: tuple[int, ...], step: bool, spans: list | None = None):
+    """A decode step, or what stands before a scan, on the rows of one projection: q, k and v, then z, a and b."""
+
+    def make(dtype: mx.Dtype) -> Launch:
+        given = layer_inputs(*sizes, dtype)
+        parts = [given[name].reshape(*sizes[:2], -1) for name in ("qkv", "z", "a", "b")]
+        z = parts[0].shape[-1]
+        a = z + parts[1].shape[-1]
+        given |= {"qkv": mx.concatenate(parts, axis=-1), "z": z, "a": a, "b": a + sizes[3]}
+        options = {"spans": _spans(spans), "heads": sizes[2:4], "dims": sizes[4:]}
+        if step:
+            return STEP.launch(**step_call(**given, eps=1e-6, **options))
+        del given["z"], given["state"], given["norm_weight"]
+        return CONV.launch(**conv_call(**given, **options))
+
+    return make
+
+
 def _norm(batch: int, length: int, heads: int, dim: int):
     def make(dtype: mx.Dtype) -> Launch:
         y, z = (mx.random.normal((batch, length, heads, dim)).astype(dtype) for _ in range(2))
@@ -212,6 +230,7 @@ ENTRIES = [
         cases=(
             Case("10 tokens, 1/2 heads of 128", _conv((1, 10, 1, 2, 128, 128))),
             Case("pads left, right and all", _conv((3, 18, 1, 2, 128, 128), PADS)),
+            Case("side by side with z, a and b", _joined((2, 10, 1, 2, 64, 96), False, [[2, 10], [0, 5]])),
         ),
         summary="Gated DeltaNet's convolution, norms and gates in one pass",
     ),
@@ -220,6 +239,7 @@ ENTRIES = [
         cases=(
             Case("2 rows of 3 tokens, 1/2 heads of 128", _step((2, 3, 1, 2, 128, 128), None, True)),
             Case("pads left, right and all", _step((3, 3, 1, 2, 128, 128), [[0, 2], [1, 3], [2, 2]], True)),
+            Case("side by side with z, a and b", _joined((2, 2, 1, 2, 64, 96), True, [[1, 2], [0, 2]])),
         ),
         summary="Gated DeltaNet decode step, 1 to 8 tokens in one launch",
     ),

@@ -107,16 +107,18 @@ METAL_FUNC void conv_silu(
 
 //@provides load_window
 // A lane's channels of tokens begin - 3 to begin + TOKENS - 1. Before the row's first valid token stands its tail; pads are zero.
+// Tokens of x lie `pitch` values apart, those of the tail `channels`.
 template <int N, int TOKENS, typename U>
 METAL_FUNC void load_window(
-    const device U* x, const device U* tail, int stride, int begin, int first, int last, uint lane, thread float* window) {
+    const device U* x, const device U* tail, int pitch, int channels, int begin, int first, int last, uint lane,
+    thread float* window) {
 #pragma unroll
   for (int i = 0; i < TOKENS + 3; i++) {
     int t = begin + i - 3;
     if (t >= first && t < last) {
-      load_row<N>(x + size_t(t) * stride, lane, window + i * N);
+      load_row<N>(x + size_t(t) * pitch, lane, window + i * N);
     } else if (t < first && t >= first - 3) {
-      load_row<N>(tail + (t - first + 3) * stride, lane, window + i * N);
+      load_row<N>(tail + (t - first + 3) * channels, lane, window + i * N);
     } else {
 #pragma unroll
       for (int e = 0; e < N; e++) window[i * N + e] = 0.0f;
@@ -128,12 +130,12 @@ METAL_FUNC void load_window(
 // The last three tokens of a row, its old tail counted, for the next call.
 template <int N, typename U>
 METAL_FUNC void store_tail(
-    const device U* x, const device U* tail, device U* tail_out, int stride, int first, int last, uint lane) {
+    const device U* x, const device U* tail, device U* tail_out, int pitch, int channels, int first, int last, uint lane) {
 #pragma unroll
   for (int i = 0; i < 3; i++) {
     int t = last - 3 + i;
-    auto from = t >= first ? x + size_t(t) * stride : tail + (t - first + 3) * stride;
+    auto from = t >= first ? x + size_t(t) * pitch : tail + (t - first + 3) * channels;
 #pragma unroll
-    for (int e = 0; e < N; e++) tail_out[i * stride + lane * N + e] = from[lane * N + e];
+    for (int e = 0; e < N; e++) tail_out[i * channels + lane * N + e] = from[lane * N + e];
   }
 }

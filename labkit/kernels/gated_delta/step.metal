@@ -17,7 +17,7 @@ int column = (simdgroup * GROUPS + lane / LANES) * COLS;
 int first = clamp(int(spans[2 * b]), 0, TOKENS);
 int last = clamp(int(spans[2 * b + 1]), first, TOKENS);
 int q_channel = hk * DK, k_channel = (HK + hk) * DK, v_channel = 2 * HK * DK + hv * DV;
-auto x = qkv + size_t(b) * TOKENS * CHANNELS;
+auto x = qkv + size_t(b) * TOKENS * PITCH;
 auto old_tail = tail + size_t(b) * 3 * CHANNELS;
 auto new_tail = tail_out + size_t(b) * 3 * CHANNELS;
 size_t state_at = size_t(b * HV + hv) * DV * DK;
@@ -30,11 +30,11 @@ for (int task = simdgroup; task < 2 * TOKENS; task += SIMDGROUPS) {
   if (task % 2 == 0) {
     float taps[4 * NK], window[4 * NK], key[NK], query[NK];
     conv_weights<NK>(weight + size_t(q_channel) * 4, lane, taps);
-    load_window<NK, 1>(x + q_channel, old_tail + q_channel, CHANNELS, t, first, last, lane, window);
+    load_window<NK, 1>(x + q_channel, old_tail + q_channel, PITCH, CHANNELS, t, first, last, lane, window);
     conv_silu<NK>(window, window + NK, window + 2 * NK, window + 3 * NK, taps, query);
     l2_scale<T, NK>(query, metal::precise::rsqrt(float(DK)));
     conv_weights<NK>(weight + size_t(k_channel) * 4, lane, taps);
-    load_window<NK, 1>(x + k_channel, old_tail + k_channel, CHANNELS, t, first, last, lane, window);
+    load_window<NK, 1>(x + k_channel, old_tail + k_channel, PITCH, CHANNELS, t, first, last, lane, window);
     conv_silu<NK>(window, window + NK, window + 2 * NK, window + 3 * NK, taps, key);
     l2_scale<T, NK>(key, 1.0f);
     for (int i = 0; i < NK; i++) {
@@ -43,27 +43,27 @@ for (int task = simdgroup; task < 2 * TOKENS; task += SIMDGROUPS) {
     }
     float qk = row_dot<NK>(query, key);
     if (lane == 0) {
-      size_t at = (size_t(b) * TOKENS + t) * HV + hv;
+      size_t at = (size_t(b) * TOKENS + t) * GATE_PITCH + hv;
       float log_decay =
-          log_decay_of(static_cast<float>(a[at]), static_cast<float>(a_log[hv]), static_cast<float>(dt_bias[hv]));
+          log_decay_of(static_cast<float>(a[at + A_AT]), static_cast<float>(a_log[hv]), static_cast<float>(dt_bias[hv]));
       gates[t * 4] = exp(log_decay);
-      gates[t * 4 + 1] = sigmoid_of(static_cast<float>(b_gate[at]));
+      gates[t * 4 + 1] = sigmoid_of(static_cast<float>(b_gate[at + B_AT]));
       gates[t * 4 + 2] = qk;
     }
   } else {
     float taps[4 * NV], window[4 * NV], value[NV];
     conv_weights<NV>(weight + size_t(v_channel) * 4, lane, taps);
-    load_window<NV, 1>(x + v_channel, old_tail + v_channel, CHANNELS, t, first, last, lane, window);
+    load_window<NV, 1>(x + v_channel, old_tail + v_channel, PITCH, CHANNELS, t, first, last, lane, window);
     conv_silu<NV>(window, window + NV, window + 2 * NV, window + 3 * NV, taps, value);
     for (int i = 0; i < NV; i++) values[t * DV + lane * NV + i] = static_cast<float>(static_cast<T>(value[i]));
   }
 }
 if (simdgroup == SIMDGROUPS - 1) {
-  store_tail<NV>(x + v_channel, old_tail + v_channel, new_tail + v_channel, CHANNELS, first, last, lane);
+  store_tail<NV>(x + v_channel, old_tail + v_channel, new_tail + v_channel, PITCH, CHANNELS, first, last, lane);
 }
 if (hv % (HV / HK) == 0 && simdgroup == 0) {
-  store_tail<NK>(x + q_channel, old_tail + q_channel, new_tail + q_channel, CHANNELS, first, last, lane);
-  store_tail<NK>(x + k_channel, old_tail + k_channel, new_tail + k_channel, CHANNELS, first, last, lane);
+  store_tail<NK>(x + q_channel, old_tail + q_channel, new_tail + q_channel, PITCH, CHANNELS, first, last, lane);
+  store_tail<NK>(x + k_channel, old_tail + k_channel, new_tail + k_channel, PITCH, CHANNELS, first, last, lane);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -92,7 +92,7 @@ for (int t = simdgroup; t < TOKENS; t += SIMDGROUPS) {
   float y[NV], gate[NV], scale[NV];
   // Rounded before the norm, as the scan hands it to `gated_norm`.
   for (int i = 0; i < NV; i++) y[i] = static_cast<float>(static_cast<T>(values[t * DV + lane * NV + i]));
-  load_row<NV>(z + at, lane, gate);
+  load_row<NV>(z + (size_t(b) * TOKENS + t) * Z_PITCH + Z_AT + hv * DV, lane, gate);
   load_row<NV>(norm_weight, lane, scale);
   gated_rms_row<NV>(y, gate, scale, eps);
   if (t < first || t >= last) {

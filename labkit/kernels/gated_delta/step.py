@@ -7,8 +7,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from labkit.kernels.gated_delta import native, reference
+from labkit.kernels.gated_delta import joined, native, reference
 from labkit.kernels.gated_delta.conv import check_layer
+from labkit.kernels.gated_delta.joined import Part
 from labkit.kernels.gated_delta.recurrence import PACKED
 from labkit.kernels.gated_delta.shapes import DELTA, check_spans, expect
 from labkit.kernels.launch import Kernel
@@ -19,8 +20,8 @@ STEP = Kernel.from_file(
     ["out", "states", "tail_out"],
     name="gated_delta_step",
     header=DELTA,
-    reference=reference.step,
-    native=native.step,
+    reference=lambda launch: reference.step(joined.apart(launch)),
+    native=lambda launch: native.step(joined.apart(launch)),
 )
 
 MAX_TOKENS = 8
@@ -36,9 +37,9 @@ def _simdgroups(dv: int) -> int:
 
 def step_call(
     qkv: mx.array,
-    a: mx.array,
-    b: mx.array,
-    z: mx.array,
+    a: Part,
+    b: Part,
+    z: Part,
     tail: mx.array,
     state: mx.array,
     weight: mx.array,
@@ -65,14 +66,19 @@ def step_call(
             f"a decode step takes up to {MAX_TOKENS} tokens, not {shape.length}; take scan_inputs, scan and gated_norm"
         )
     outputs = (shape.batch, shape.length, shape.hv, shape.dv)
-    if z.size != qkv.shape[0] * shape.length * shape.hv * shape.dv:
-        raise ValueError(f"z needs a gate for each output {outputs}, not shape {z.shape}")
+    rows_a, rows_b = (joined.locate(name, part, qkv, shape, shape.hv) for name, part in (("a", a), ("b", b)))
+    rows_z = joined.locate("z", z, qkv, shape, shape.hv * shape.dv)
+    if rows_z.at % 4:
+        raise ValueError(f"z stands from column {rows_z.at} on: a multiple of four is needed to read four at a time")
     expect("state", state, (shape.batch, shape.hv, shape.dv, shape.dk), mx.float32)
     expect("norm_weight", norm_weight, (shape.dv,))
     threads = 32 * _simdgroups(shape.dv)
     states = (shape.batch, shape.length, *state.shape[1:]) if each else state.shape
     return {
-        "inputs": [qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight, spans, float(eps)],
+        "inputs": [
+            *(qkv, rows_a.array, rows_b.array, rows_z.array, tail, state),
+            *(weight, a_log, dt_bias, norm_weight, spans, float(eps)),
+        ],
         "template": [
             ("T", qkv.dtype),
             *shape.template(),
@@ -81,6 +87,9 @@ def step_call(
             ("SIMDGROUPS", threads // 32),
             ("TOKENS", shape.length),
             ("EACH", each),
+            *joined.template(qkv, rows_a, rows_b),
+            ("Z_PITCH", rows_z.pitch),
+            ("Z_AT", rows_z.at),
         ],
         "grid": (shape.hv * threads, shape.batch, 1),
         "threadgroup": (threads, 1, 1),
@@ -91,9 +100,9 @@ def step_call(
 
 def decode_step(
     qkv: mx.array,
-    a: mx.array,
-    b: mx.array,
-    z: mx.array,
+    a: Part,
+    b: Part,
+    z: Part,
     tail: mx.array,
     state: mx.array,
     weight: mx.array,
@@ -116,7 +125,8 @@ def decode_step(
 
     Args:
         qkv, a, b, tail, weight, a_log, dt_bias, spans, heads, dims: as for `scan_inputs`, T at most 8.
-        z: [B, T, Hv, Dv] or [B, T, Hv * Dv], the gate of the norm. norm_weight: [Dv]. eps: as for `gated_norm`.
+        z: [B, T, Hv, Dv] or [B, T, Hv * Dv], the gate of the norm, or its column in qkv's rows. norm_weight: [Dv].
+        eps: as for `gated_norm`.
         state: [B, Hv, Dv, Dk], float32.
         each: give the state after each token, so that a verification can keep the one behind its last accepted token.
         target: where to run (`labkit.kernels.targets`).
