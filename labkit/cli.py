@@ -94,7 +94,7 @@ def doctor_command(json: JsonOption = False) -> None:
 @cache_app.command("list")
 def cache_list(json: JsonOption = False) -> None:
     """List what the cache folder holds, by kind."""
-    root = devices.cache_root()
+    root = _cache_root()
     kinds = {folder.name: _measure(folder) for folder in sorted(root.iterdir())} if root.is_dir() else {}
     rows = [(name, files, console.human_bytes(size)) for name, (files, size) in kinds.items()]
     console.show(
@@ -110,7 +110,7 @@ def cache_clear(
     json: JsonOption = False,
 ) -> None:
     """Remove cached files of one kind, or all of them."""
-    root = devices.cache_root()
+    root = _cache_root()
     present = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
     if kind is not None and kind not in present:
         console.fail(f"the cache holds no kind {kind!r}; it holds: {', '.join(present) or 'nothing'}", code=2)
@@ -131,6 +131,13 @@ def cache_clear(
         as_json=json,
         render=console.table("Removed", ["kind", "files", "size"], rows),
     )
+
+
+def _cache_root() -> Path:
+    root = devices.cache_root()
+    if root.exists() and not root.is_dir():
+        console.fail(f"{root} is no folder: name one in {devices.CACHE_VARIABLE}", code=2)
+    return root
 
 
 def _measure(folder: Path) -> tuple[int, int]:

@@ -232,13 +232,18 @@ class Cache(ABC):
     def restore(cls, data: bytes, layout: Layout | None = None) -> Self:
         """The cache that `snapshot` wrote.
 
+        The bytes carry no checksum of the arrays: whoever keeps them where they may rot (the prefix store) adds one.
+
         Raises:
-            ValueError: bytes that are damaged, of another class, or (with `layout`) of another layout.
+            ValueError: bytes whose header is damaged, of another class, or (with `layout`) of another layout.
         """
         arrays, scalars, stored = snapshots.from_bytes(cls.__name__, layout, data)
         cache = cls.__new__(cls)
         cache.layout = stored
-        cache._unpack(arrays, scalars)
+        try:
+            cache._unpack(arrays, scalars)
+        except KeyError as error:
+            raise ValueError(f"these {len(data)} bytes are no snapshot of a {cls.__name__}: no {error}") from error
         return cache
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+
 import pytest
 
 from labkit.caches import Contiguous, Rotating
@@ -45,3 +48,20 @@ def test_trims_by_more_than_is_there_and_by_less_than_nothing(make, batched):
         cache.trim(-3)
     assert cache.trim(99) == 5
     assert cache.trim(1) == 0
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_snapshot_with_a_damaged_header_restores_the_same_or_not_at_all(kind):
+    cache = fill(MAKERS[kind](), 5, 0)
+    data, wanted = cache.snapshot(), content(cache)
+    header = int.from_bytes(data[:8], "little") + 8
+    rng = random.Random(kind)
+    for _ in range(150):
+        at = rng.randrange(header)
+        flipped = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+        with contextlib.suppress(ValueError):
+            found = content(type(cache).restore(flipped))
+            assert all((found[name] == value).all() for name, value in wanted.items()), at
+    for length in (0, 1, 7, 8, header - 1, header, len(data) - 1):
+        with pytest.raises(ValueError, match="bytes are no"):
+            type(cache).restore(data[:length])

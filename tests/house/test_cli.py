@@ -121,6 +121,15 @@ def test_cache_clear_takes_links_and_what_vanishes_meanwhile(cli, own_cache, tmp
     assert not list(own_cache.iterdir())
 
 
+@pytest.mark.parametrize("command", ["list", "clear"])
+def test_a_cache_folder_that_is_a_file_is_refused(cli, tmp_path, monkeypatch, command):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(devices.CACHE_VARIABLE, str(tmp_path / "file"))
+    result = cli("cache", command)
+    assert result.exit_code == 2
+    assert "is no folder" in result.stderr
+
+
 def test_importing_labkit_and_its_command_stays_light():
     heavy = ["mlx.core", "mlx_lm", "transformers", "numba", "numpy", "matplotlib", "nbformat", "papermill", "torch"]
     program = f"import sys, labkit, labkit.cli; print([m for m in {heavy} if m in sys.modules])"
