@@ -6,8 +6,10 @@ from labkit.engine.capacity import Capacity, CapacityError
 from labkit.engine.completion import Completion, RequestFailed
 from labkit.engine.engine import Engine
 from labkit.engine.events import Event, StepRecord, Usage
-from labkit.engine.hooks import Lease, MemoryGuard, PrefixStore
+from labkit.engine.hooks import Lease, PrefixStore
+from labkit.engine.memory import MemoryGuard
 from labkit.engine.params import SamplingParams
+from labkit.engine.parking import PausedRow, Policy
 from labkit.engine.request import Request
 from labkit.engine.scheduler import Plan, Scheduler
 from labkit.engine.session import Session
@@ -24,7 +26,9 @@ __all__ = [
     "Event",
     "Lease",
     "MemoryGuard",
+    "PausedRow",
     "Plan",
+    "Policy",
     "PrefixStore",
     "Request",
     "RequestFailed",

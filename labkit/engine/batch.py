@@ -44,7 +44,8 @@ class DecodingBatch:
     @classmethod
     def prefilled(cls, model: Model, sessions: Sequence[Session], caches: list[Cache]) -> DecodingBatch:
         """Rows whose caches hold their prompts but for the last token."""
-        return cls(model, sessions, caches, Choice.given([session.request.tokens[-1] for session in sessions]))
+        last = [session.token_at(session.to_prefill) for session in sessions]
+        return cls(model, sessions, caches, Choice.given(last))
 
     def __len__(self) -> int:
         return len(self.sessions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,11 +47,23 @@ class CapacityError(ValueError):
 class Budget:
     """Sizes of requests against what the device has.
 
+    Args:
+        loaded: the model.
+        capacity_bytes: what there is; the device's working set by default.
+        transient: bytes that computing a prompt of so many tokens takes besides, where they count; monotone.
+
     Attributes:
         capacity: the numbers.
     """
 
-    def __init__(self, loaded: LoadedModel, capacity_bytes: int | None = None):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        capacity_bytes: int | None = None,
+        *,
+        transient: Callable[[int], int] = lambda tokens: 0,
+    ):
+        self._transient = transient
         caches = zip(loaded.model.make_caches(), loaded.model.layouts, strict=True)
         self._caches = [(type(cache), layout) for cache, layout in caches if layout is not None]
         limit = devices.this_device().working_set_bytes if capacity_bytes is None else capacity_bytes
@@ -59,7 +72,7 @@ class Budget:
         low, high = 0, trained
         while low < high:
             middle = (low + high + 1) // 2
-            if loaded.weights_bytes + self.cache_bytes(middle) <= limit:
+            if loaded.weights_bytes + self.cache_bytes(middle) + transient(middle) <= limit:
                 low = middle
             else:
                 high = middle - 1
@@ -84,7 +97,7 @@ class Budget:
         """
         capacity = self.capacity
         caches = self.cache_bytes(prompt_tokens + max_tokens, chunk=min(chunk, prompt_tokens))
-        required = capacity.weights_bytes + caches
+        required = capacity.weights_bytes + caches + self._transient(prompt_tokens)
         fits = required <= capacity.capacity_bytes
         if fits and prompt_tokens <= capacity.max_context_tokens:
             return

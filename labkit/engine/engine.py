@@ -16,8 +16,10 @@ from labkit.engine.capacity import Budget, Capacity
 from labkit.engine.completion import Completion
 from labkit.engine.events import Event, StepRecord
 from labkit.engine.executor import Executor, cannot_batch
-from labkit.engine.hooks import MemoryGuard, PrefixStore
+from labkit.engine.hooks import PrefixStore
+from labkit.engine.memory import Estimates, MemoryGuard
 from labkit.engine.params import SamplingParams
+from labkit.engine.parking import Parking, PausedRow, Policy
 from labkit.engine.request import Prompt, Request, make_request
 from labkit.engine.scheduler import Scheduler, due
 from labkit.engine.session import Session, engine_clock
@@ -42,7 +44,9 @@ class Engine:
         pack_prompts: whether several short prompts may be computed in one forward. Where kernels round differently for
             other shapes, False makes a prompt's state independent of its neighbours.
         prefixes: states of prompts' beginnings to start from, and where to leave new ones.
-        guard: watches memory.
+        guard: watches memory; with one, what is used decides who starts, and under pressure requests are parked and
+            paused instead of ended. Its hard line bounds `capacity_bytes`.
+        policy: what is done under pressure.
         log_limit: step records kept; the oldest half is dropped when there are more.
 
     Attributes:
@@ -60,6 +64,7 @@ class Engine:
         pack_prompts: bool = True,
         prefixes: PrefixStore | None = None,
         guard: MemoryGuard | None = None,
+        policy: Policy | None = None,
         log_limit: int = 1 << 16,
     ):
         counts = {
@@ -78,9 +83,19 @@ class Engine:
         self.log: list[StepRecord] = []
         self.runs_alone = cannot_batch(loaded)
         self._clock = engine_clock()
-        self._admission = Admission(
-            Budget(loaded, capacity_bytes), chunk=chunk, max_rows=max_rows, rectangle=self.runs_alone is None
-        )
+        if policy is not None and guard is None:
+            raise ValueError("a policy for memory pressure needs a guard that notices it: give guard=MemoryGuard()")
+        budget = Budget(loaded, capacity_bytes)
+        if guard is not None:
+            estimates = Estimates(loaded, budget)
+            limit = min(guard.capacity_bytes, budget.capacity.capacity_bytes)
+            budget = Budget(loaded, limit, transient=lambda prompt: estimates.prompt_step(prompt, chunk))
+            if budget.capacity.max_context_tokens < 1:
+                raise ValueError(
+                    f"the guard's ceiling of {guard.ceiling_bytes} bytes leaves {limit} below its hard line, and the "
+                    f"weights take {loaded.weights_bytes}: raise it"
+                )
+        self._admission = Admission(budget, chunk=chunk, max_rows=max_rows, rectangle=self.runs_alone is None)
         self._scheduler = Scheduler(chunk)
         self._executor = Executor(loaded, grid=chunk, pack=pack_prompts, clock=self._clock, prefixes=prefixes)
         self._log_limit, self._steps = log_limit, 0
@@ -89,6 +104,19 @@ class Engine:
         self._outbox: deque[tuple[Session, Event]] = deque()  # not yet shown to callbacks
         self._undelivered: list[Event] = []  # not yet returned by step
         self._stepping = False
+        self._parking = None
+        if guard is not None:
+            self._parking = Parking(
+                self._executor,
+                self._admission,
+                estimates,
+                guard,
+                policy=policy,
+                store=prefixes,
+                chunk=chunk,
+                sessions=self._live,
+                tell=self._tell,
+            )
         # Reentrant: a signal's handler may cancel while the thread that it interrupts holds the lock.
         self._lock = threading.RLock()
         self._worker = Worker(self)
@@ -125,12 +153,53 @@ class Engine:
             raise ValueError(f"request {request.id!r} is here already")
         self._admission.check(request)
         session = Session(self.loaded, request, clock=self._clock, on_event=on_event, constraint=constraint)
-        with self._lock:
-            self._live[request.id] = session
-            self._waiting.append(session)
-            self._waiting.sort(key=lambda s: due(s.request.priority, s.request.arrival))
+        self._enqueue(session)
         self._tell([(session, session.submitted())])
         return request.id
+
+    def _enqueue(self, session: Session, *, paused: bool = False) -> None:
+        with self._lock:
+            self._live[session.id] = session
+            if self._parking is not None:
+                self._parking.add(session, paused=paused)
+                return
+            self._waiting.append(session)
+            self._waiting.sort(key=lambda s: due(s.request.priority, s.request.arrival))
+
+    def resume_paused(
+        self,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        constraint: Callable[[Request], Constraint | None] = lambda request: None,
+    ) -> list[PausedRow]:
+        """Take up the rows that an engine before this one had paused when its process ended, whatever ended it.
+
+        Each stands in line again under its old id, and goes on exactly where it stood: its events begin with
+        "submitted", and its tokens with the first that its reader has not been given. Rows that a living engine holds
+        in the same store are left alone.
+
+        Args:
+            on_event: called with each of their events.
+            constraint: which tokens may follow, for requests that had one; it is told the answer so far.
+
+        Returns:
+            The rows: requests, seeds and answers so far.
+        """
+        if self._parking is None or self.prefixes is None:
+            raise ValueError("nothing can have been paused: give the engine a guard and a store of prefixes")
+
+        def make(row: PausedRow) -> Session:
+            session = Session(
+                self.loaded, row.request, clock=self._clock, on_event=on_event, constraint=constraint(row.request)
+            )
+            session.take_up(row.seed, row.answer, row.cached)
+            return session
+
+        found = self._parking.stored(make)
+        for session in found:
+            self._enqueue(session, paused=True)
+            self._tell([(session, session.submitted())])
+        return [PausedRow(s.request, s.seed, tuple(s.answer), s.cached) for s in found]
 
     def cancel(self, request_id: str) -> bool:
         """End a request at the next boundary between steps; callable from any thread. False if there is none."""
@@ -144,6 +213,10 @@ class Engine:
     def capacity(self) -> Capacity:
         """The numbers by which requests are admitted."""
         return self._admission.capacity
+
+    def memory(self) -> dict[str, Any] | None:
+        """Memory, requests by state and what pressure has cost so far, JSON data; None without a guard."""
+        return None if self._parking is None else self._parking.status()
 
     @property
     def idle(self) -> bool:
@@ -182,8 +255,14 @@ class Engine:
         try:
             self._tell(())
             self._retire_cancelled()
-            self._admit()
-            plan = self._scheduler.plan(*self._executor.views())
+            chunk = None
+            if self._parking is None:
+                self._admit()
+            else:
+                self._parking.boundary()
+                self._retire_cancelled()
+                chunk = self._parking.chunk()
+            plan = self._scheduler.plan(*self._executor.views(), chunk)
             if plan.kind != "idle":
                 self._execute(plan)
                 self._retire_cancelled()
@@ -328,7 +407,8 @@ class Engine:
 
     def _note_end(self, session: Session) -> None:
         """Who leaves between two steps (cancelled, failed) left after the last one that it took part in."""
-        self._live.pop(session.id, None)
+        if self._live.pop(session.id, None) is not None and self._parking is not None:
+            self._parking.ended(session)
         if not session.joined or (self.log and session.id in self.log[-1].leaves):
             return
         for place in range(len(self.log) - 1, -1, -1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-EventKind = Literal["submitted", "prefill", "token", "error", "finished"]
+EventKind = Literal["submitted", "prefill", "token", "parked", "paused", "resumed", "error", "finished"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -41,15 +41,17 @@ class Event:
     """One thing that happened to one request. The `text` of a request's events, joined, is its answer.
 
     Attributes:
-        kind: "submitted"; "prefill" (a chunk of the prompt was computed); "token"; "error" (what went wrong, before
-            the end); "finished" (exactly one, the last).
+        kind: "submitted"; "prefill" (a chunk of the prompt was computed); "token"; "parked" and "paused" (memory ran
+            short: its caches are gone, a paused row's are stored exactly), then "resumed"; "error" (what went wrong,
+            before the end); "finished" (exactly one, the last).
         request: the request's id.
         time: seconds since the engine began.
         text: text that became certain with this event. It may lag behind the tokens: half characters and possible
             beginnings of stop strings are held back, and the rest comes with "finished".
         token, index: token id and its number in the answer, from 0.
         logprob, top_logprobs: log-probability of the token, and the most likely (token, logprob) pairs, if asked for.
-        done, total: prompt tokens computed so far, and all of them ("prefill").
+        done, total: prompt tokens computed so far, and all of them ("prefill"); tokens that need not be computed
+            again, and all that are known ("parked", "paused", "resumed").
         reason: why it finished.
         stop: what ended the text: a stop string, or the id of an end token.
         seed: of the request's draws ("submitted", "finished").
@@ -90,6 +92,8 @@ class StepRecord:
     * ("new", id): empty caches; ("restore", id, n): caches with the prompt's first n tokens, from a store;
       ("copy", id, other): the state that another prompt's caches hold at that moment;
     * ("merge", ids): rows that stood alone, in one batch; ("extend", ids, more): the rows `more` behind the rows `ids`;
+    * ("park", id): a prompt's caches are gone; ("pause", id), ("resume", id): a row that stands alone is put away, and
+      comes back as it was;
     * ("filter", ids, kept): all rows but `kept` are gone; ("extract", ids, id): one row of a batch, alone.
 
     Attributes:

@@ -7,11 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from labkit.caches import Cache
 from labkit.engine.batch import DecodingBatch, Operation
 from labkit.engine.events import StepRecord
 from labkit.engine.hooks import PrefixStore
 from labkit.engine.lanes import Events, Lanes
 from labkit.engine.prefill import Prefill
+from labkit.engine.sampling import Choice
 from labkit.engine.scheduler import Plan, Prompt
 from labkit.engine.session import Session
 from labkit.models import LoadedModel
@@ -54,7 +56,7 @@ class Executor:
         prefixes: PrefixStore | None = None,
     ):
         shared = cannot_batch(loaded) is None
-        self._clock, self._steps = clock, 0
+        self._model, self._clock, self._steps = loaded.model, clock, 0
         # Between two records too; a step that fails leaves what it did for the next one to tell.
         self._operations: list[Operation] = []
         self.prefill = Prefill(
@@ -84,13 +86,28 @@ class Executor:
         except Exception as error:  # the request's own
             self._fail([session], error, events)
 
+    def park(self, session: Session) -> None:
+        """Let a prompt's caches go."""
+        self.prefill.drop(session)
+        self._operations.append(("park", session.id))
+
     def pause(self, session: Session) -> DecodingBatch | None:
         """Take a decoding row out, with serial caches and its one pending token; None if it does not decode."""
-        return self.lanes.leave(session)
+        row = self.lanes.leave(session)
+        if row is not None:
+            self._operations.append(("pause", session.id))
+        return row
 
     def resume(self, rows: DecodingBatch) -> None:
         """Let a row that was taken out decode on."""
+        self._operations += [("resume", id) for id in rows.ids]
         self.lanes.arrive(rows)
+
+    def resume_from(self, session: Session, caches: list[Cache], pending: Choice) -> DecodingBatch:
+        """Let a row decode on whose caches were put away; returns it."""
+        rows = DecodingBatch(self._model, [session], caches, pending)
+        self.resume(rows)
+        return rows
 
     def drop(self, session: Session) -> None:
         """Let go of what a finished request held."""

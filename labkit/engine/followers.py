@@ -43,7 +43,8 @@ class Followers:
     def _leader(self, session: Session, before: Iterable[Session]) -> tuple[Session, int] | None:
         best, reach = None, session.prefilled
         for other in before:
-            limit = min(session.to_prefill, other.to_prefill)
+            # Answers that are computed again after a failed restore are nobody's common beginning.
+            limit = min(session.to_prefill, other.to_prefill, len(session.request.tokens), len(other.request.tokens))
             if limit - limit % self.grid <= reach:
                 continue
             end = shared_cells(session.request.tokens, other.request.tokens, self.grid, limit)

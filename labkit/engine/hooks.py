@@ -1,4 +1,4 @@
-"""What an engine may be given besides a model: a store of prefixes, a guard of memory."""
+"""What an engine may be given besides a model and a guard of memory: a store of prefixes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ class Lease(Protocol):
 
     Attributes:
         tokens: how many tokens of the prompt it covers, a multiple of the store's grid.
+        data, token_ids: what lies beside a paused row, and its tokens.
     """
 
     tokens: int
+    data: Any
+    token_ids: tuple[int, ...] | None
 
     def restore(self) -> list[Cache]:
         """Caches that hold these tokens: fresh objects of the serial classes, one a layer."""
@@ -27,7 +30,7 @@ class Lease(Protocol):
 
 
 class PrefixStore(Protocol):
-    """States of prompts' beginnings, kept beyond their requests.
+    """States of prompts' beginnings and of paused rows, kept beyond their requests (`labkit.engine.prefix`).
 
     Attributes:
         grid: tokens between boundaries; an engine's chunks end on its multiples.
@@ -35,26 +38,43 @@ class PrefixStore(Protocol):
 
     grid: int
 
-    def lookup(self, tokens: Sequence[int], extra: Sequence[Any] = ()) -> Lease | None:
-        """The longest stored prefix of `tokens`, or None."""
+    def lookup(self, tokens: Sequence[int], extra: Any = (), chunks: Sequence[int] = ()) -> Lease | None:
+        """The longest stored prefix of `tokens`, or None. `chunks`: the widths it was computed in before a park."""
         ...
 
-    def commit(self, tokens: Sequence[int], caches: Sequence[Cache]) -> Any:
-        """Offer the state behind `tokens`, whose number is a multiple of the grid."""
+    def commit(self, tokens: Sequence[int], caches: Sequence[Cache], *, chunks: Sequence[int] = ()) -> Any:
+        """Offer the state behind `tokens`, whose number is a multiple of the grid, computed in `chunks`."""
         ...
 
-
-class MemoryGuard(Protocol):
-    """Watches memory; asked between steps, in the thread that owns the arrays."""
-
-    def poll(self) -> str:
-        """How tight memory is now: "normal", "soft", "hard" or "emergency"."""
+    def pin(self, owner: str, tokens: Sequence[int], extra: Any = (), chunks: Sequence[int] = ()) -> int:
+        """Keep the longest stored prefix of `tokens` until `unpin`; returns its tokens."""
         ...
 
-    def chunk_for(self, **sizes: Any) -> int:
-        """Prompt tokens that the next chunk may have."""
+    def unpin(self, owner: str) -> bool:
+        """Let go."""
         ...
 
-    def reclaim(self) -> Any:
-        """Give back what nobody uses."""
+    def save_private(
+        self,
+        id: str,
+        tokens: Sequence[int],
+        caches: Sequence[Cache],
+        *,
+        data: Any = None,
+        committed: int = 0,
+        chunks: Sequence[int] = (),
+    ) -> Any:
+        """Store a row exactly, under its id; the result's `stored` says whether."""
+        ...
+
+    def load_private(self, id: str) -> Lease | None:
+        """The row, or None if it is not whole."""
+        ...
+
+    def drop_private(self, id: str) -> None:
+        """Forget it."""
+        ...
+
+    def private_ids(self) -> list[str]:
+        """The rows that no engine holds, of this model."""
         ...

@@ -169,6 +169,6 @@ def _record(launched: list[tuple[Session, int]], tokens: dict[str, int], asked: 
         "shape": (len(launched), 1),
         "positions": tuple(fed for _, fed in launched),
         "lengths": (1,) * len(launched),
-        "inputs": tuple((tokens.get(row.id, row.request.tokens[-1]),) for row, _ in launched),
+        "inputs": tuple((tokens[row.id] if row.id in tokens else row.token_at(fed),) for row, fed in launched),
         "chunk": None,
     }

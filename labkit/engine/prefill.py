@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
@@ -39,7 +40,6 @@ class Prefill:
         self._operations, self._prefixes = operations, prefixes
         self._caches: dict[str, list[Cache]] = {}
         self._followers = Followers(grid)
-        self._proved = False  # that the model masks padding
 
     @property
     def nbytes(self) -> int:
@@ -49,8 +49,8 @@ class Prefill:
     def views(self) -> list[Prompt]:
         """The prompts as the scheduler sees them."""
         self._followers.update(self.sessions)
-        if self._pack and not self._proved and len(self.sessions) > 1:
-            self._pack, self._proved = masks_padding(self._model), True
+        if self._pack and len(self.sessions) > 1:
+            self._pack = masks_padding(self._model)
         return [
             Prompt(
                 session.id,
@@ -79,15 +79,19 @@ class Prefill:
         return self._ready()
 
     def _restored(self, session: Session) -> list[Cache] | None:
-        prompt = session.request.tokens[: session.to_prefill]
-        lease = self._prefixes.lookup(prompt) if self._prefixes is not None and prompt else None
+        prompt = session.known[: session.to_prefill]
+        if self._prefixes is None or not prompt:
+            return None
+        # What it computed before a park, in smaller chunks where memory was short, is found by their widths.
+        lease = self._prefixes.lookup(prompt, chunks=session.chunks)
         if lease is None:
+            session.chunks.clear()
             return None
         try:
             caches = lease.restore()
         finally:
             lease.release()
-        session.restored(lease.tokens)
+        session.restored(lease.tokens, _widths(session.chunks, lease.tokens, self._grid))
         self._operations.append(("restore", session.id, lease.tokens))
         return caches
 
@@ -108,7 +112,7 @@ class Prefill:
         Returns:
             Their events; what the step's record says; the rows that are ready to decode.
         """
-        pieces = [session.request.tokens[start:end] for session, (start, end) in zip(sessions, spans, strict=True)]
+        pieces = [session.known[start:end] for session, (start, end) in zip(sessions, spans, strict=True)]
         if len(sessions) == 1:
             self._run_alone(sessions[0], pieces[0], spans[0][0])
             events = [(sessions[0], sessions[0].computed(spans[0][1]))]
@@ -156,10 +160,10 @@ class Prefill:
             if session.id in waiting:
                 own = [cache.copy() if row is None else cache.extract(row) for cache in caches]
                 self._caches[session.id] = own
-                session.restored(leader.prefilled)
+                session.restored(leader.prefilled, leader.chunks)
                 self._operations.append(("copy", session.id, leader.id))
         if row is None and self._prefixes is not None and leader.prefilled % self._grid == 0:
-            self._prefixes.commit(leader.request.tokens[: leader.prefilled], caches)
+            self._prefixes.commit(leader.known[: leader.prefilled], caches, chunks=leader.chunks)
 
     def _ready(self) -> list[DecodingBatch]:
         """Prompts that are computed but for the last token become rows."""
@@ -168,9 +172,19 @@ class Prefill:
         return [DecodingBatch.prefilled(self._model, [session], self._caches.pop(session.id)) for session in ready]
 
 
+_MASKS: WeakKeyDictionary[Model, bool] = WeakKeyDictionary()
+
+
 def masks_padding(model: Model) -> bool:
-    """Whether padding on the right leaves a row's state as it is. Found by trying: a row of one token beside one of
-    nine must continue as it does alone. Some state-space models take any mask, and let every column through."""
+    """Whether padding on the right leaves a row's state as it is. Found by trying, once a model: a row of one token
+    beside one of nine must continue as it does alone. Some state-space models take any mask, and let every column
+    through."""
+    if model not in _MASKS:
+        _MASKS[model] = _masks_padding(model)
+    return _MASKS[model]
+
+
+def _masks_padding(model: Model) -> bool:
     tokens = mx.arange(18).reshape(2, 9) % model.vocab_size
     lengths, after = [9, 1], mx.zeros((2, 1), mx.int32)
     caches = model.make_caches(2)
@@ -181,6 +195,19 @@ def masks_padding(model: Model) -> bool:
     alone = model(after[1:], caches, Rows.single(1)).logits[0].astype(mx.float32)
     rounding = 1e-3 if model.dtype == mx.float32 else 5e-2
     return mx.max(mx.abs(together - alone)).item() <= rounding * mx.max(mx.abs(alone)).item()
+
+
+def _widths(chunks: Sequence[int], tokens: int, grid: int) -> list[int]:
+    """In what widths the first `tokens` tokens were computed: in `chunks` as far as they go, then in whole cells."""
+    widths, filled = [], 0
+    for chunk in chunks:
+        if filled + chunk <= tokens:
+            widths.append(chunk)
+            filled += chunk
+    while filled < tokens:
+        widths.append(min(grid - filled % grid, tokens - filled))
+        filled += widths[-1]
+    return widths
 
 
 def _settle(caches: Sequence[Cache]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.engine.events import Event, FinishReason, Usage
+from labkit.engine.events import Event, EventKind, FinishReason, Usage
 from labkit.engine.request import Request
 from labkit.engine.sampling import RowSampler
 from labkit.engine.step import Constraint, ReadToken
@@ -22,14 +22,17 @@ class Session:
 
     Attributes:
         prefilled: prompt tokens in the caches; its last token is fed when decoding begins.
+        chunks: the widths in which they were computed.
         cached: of those, tokens that were not computed for this request.
         fed: tokens in the caches.
         chosen: tokens chosen so far; while it decodes, `fed == prompt + chosen - 1` at every boundary between steps.
         answer: the tokens that the host has read; `chosen - len(answer)` is 1 at every boundary, 0 before the first.
         host_first: whether each token must be read before the next forward is launched.
         joined: whether a step's record has named it.
+        put_aside: its caches are gone for a while, and its stream is open.
         cancelled: asked to end; it does so at the next boundary.
         finished: it has ended, and what it holds may be let go.
+        reason: why.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class Session:
     ):
         self.request, self.on_event, self.constraint = request, on_event, constraint
         self.seed = secrets.randbits(48) if request.params.seed is None else request.params.seed
-        self.joined = self.cancelled = self.finished = False
+        self.joined = self.put_aside = self.cancelled = self.finished = False
         self.prefilled = self.cached = self.fed = self.chosen = 0
+        self.reason: FinishReason | None = None
+        self.chunks: list[int] = []
         self.answer: list[int] = []
         self._sampler: RowSampler | None = None
         self._tokenizer, self._clock = loaded.tokenizer, clock
@@ -64,9 +69,19 @@ class Session:
         return self.request.id
 
     @property
+    def known(self) -> tuple[int, ...]:
+        """Prompt and answer, as far as the host has read it."""
+        return (*self.request.tokens, *self.answer)
+
+    def token_at(self, position: int) -> int:
+        """One of the known tokens."""
+        prompt = self.request.tokens
+        return prompt[position] if position < len(prompt) else self.answer[position - len(prompt)]
+
+    @property
     def to_prefill(self) -> int:
-        """Prompt tokens that are computed before decoding begins: all but the last."""
-        return len(self.request.tokens) - 1
+        """Tokens that are computed in chunks before decoding begins (again): all that are known but the last."""
+        return len(self.request.tokens) + len(self.answer) - 1
 
     @property
     def total(self) -> int:
@@ -92,8 +107,8 @@ class Session:
         """Its way from logits to a token. Made when first used, in the thread that owns the arrays; after a pause,
         made anew (`forget_sampler`) it stands where it stood."""
         if self._sampler is None:
-            known = (*self.request.tokens, *self.answer)[: self.fed]
-            self._sampler = RowSampler(self.request.params, self.seed, known, self._xtc_special_tokens())
+            before = self.known[: self.fed]
+            self._sampler = RowSampler(self.request.params, self.seed, before, self._xtc_special_tokens())
         return self._sampler
 
     def forget_sampler(self) -> None:
@@ -113,14 +128,18 @@ class Session:
         if self._started is None:
             self._started = self._clock()
 
-    def restored(self, tokens: int) -> None:
-        """The caches hold this many prompt tokens that were computed for somebody else."""
-        self.prefilled = self.fed = self.cached = tokens
+    def restored(self, tokens: int, chunks: Sequence[int]) -> None:
+        """The caches hold this many tokens that were computed before, by somebody else or before a park."""
+        self.prefilled = self.fed = tokens
+        self.chunks = list(chunks)
+        if not self.put_aside:
+            self.cached = tokens
 
     def computed(self, end: int) -> Event:
         """The prompt is in the caches up to `end`."""
+        self.chunks.append(end - self.prefilled)
         self.prefilled = self.fed = end
-        return self._event("prefill", done=end, total=len(self.request.tokens))
+        return self._event("prefill", done=end, total=len(self.known))
 
     def launched(self) -> None:
         """A token was fed, and the next one chosen."""
@@ -145,6 +164,35 @@ class Session:
             return [event, *self._finish("stop", stop=stop, flush=False)]
         return [event, *self._finish("length")] if is_last else [event]
 
+    def aside(self, kind: EventKind, kept: int) -> Event:
+        """Its caches are gone, its stream stays open; `kept` tokens of what they held need not be computed again."""
+        self.put_aside = True
+        if kind == "parked":
+            self.start_over()
+        return self._event(kind, done=kept, total=len(self.known))
+
+    def start_over(self) -> None:
+        """Nothing is in the caches any more."""
+        self.prefilled = self.fed = 0
+        self.forget_sampler()
+
+    def take_up(self, seed: int, answer: Sequence[int], cached: int) -> None:
+        """Stand where a row stood that was paused in another process: all but the last of what is known is in its
+        stored caches."""
+        self.seed, self.cached, self.put_aside = seed, cached, True
+        for token in answer:
+            self._text.add(token)
+            if self.constraint is not None:
+                self.constraint.accept(token)
+            self.answer.append(token)
+        self.chosen = len(self.answer)
+        self.fed = self.to_prefill
+
+    def back(self, kept: int) -> Event:
+        """It goes on, with `kept` tokens in its caches."""
+        self.put_aside = False
+        return self._event("resumed", done=kept, total=len(self.known))
+
     def submitted(self) -> Event:
         """The first event."""
         return self._event("submitted", seed=self.seed, total=len(self.request.tokens))
@@ -168,6 +216,7 @@ class Session:
         text, late_stop = self._text.finish() if flush else ("", None)
         if late_stop is not None and reason == "length":
             reason, stop = "stop", late_stop
+        self.reason = reason
         self.constraint = self._sampler = None
         return [self._event("finished", text=text, reason=reason, stop=stop, seed=self.seed, usage=self._usage())]
 

@@ -65,11 +65,15 @@ class Estimates:
         attention = columns * chunk * (self._scores + 2) if self._scores else 0  # and the mask, twice
         return chunk * self._per_token + attention + growing + 4 * FP32 * self._vocabulary
 
+    def prompt_step(self, prompt_tokens: int, chunk: int) -> int:
+        """`transient` of the costliest step of a prompt, its last whole chunk."""
+        chunk = min(chunk, prompt_tokens)
+        return self.transient(chunk, prompt_tokens - chunk)
+
     def need(self, prompt_tokens: int, max_tokens: int, *, chunk: int) -> int:
         """Bytes that a request needs to run to its end, beside the weights: its caches, and the costliest step of its
         prompt."""
-        chunk = min(chunk, prompt_tokens)
-        return self.caches(prompt_tokens, max_tokens, chunk=chunk) + self.transient(chunk, prompt_tokens - chunk)
+        return self.caches(prompt_tokens, max_tokens, chunk=chunk) + self.prompt_step(prompt_tokens, chunk)
 
 
 def _recurrent(config: dict[str, Any], size: int, states: bool) -> int:

@@ -1,0 +1,122 @@
+"""An engine's dealings with memory: who may start, how large a chunk may be, who is put aside and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from labkit.engine.admission import Admission
+from labkit.engine.executor import Executor
+from labkit.engine.hooks import PrefixStore
+from labkit.engine.memory import Estimates, MemoryGuard
+from labkit.engine.parking.hands import EngineHands, Tell
+from labkit.engine.parking.keeper import Keeper
+from labkit.engine.parking.paused import PausedRow
+from labkit.engine.parking.policy import Policy
+from labkit.engine.parking.states import State
+from labkit.engine.scheduler import due
+from labkit.engine.session import Session
+
+
+class Parking:
+    """What an engine with a guard asks between its steps.
+
+    Args:
+        executor, admission, estimates, guard: the engine's.
+        policy: what is done under pressure.
+        store: where committed blocks and paused rows lie; without one prompts start over and rows cannot pause.
+        chunk: tokens of a chunk.
+        sessions: every request that has not ended, by id.
+        tell: hands events to their readers.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        admission: Admission,
+        estimates: Estimates,
+        guard: MemoryGuard,
+        *,
+        policy: Policy | None,
+        store: PrefixStore | None,
+        chunk: int,
+        sessions: dict[str, Session],
+        tell: Tell,
+    ):
+        self._executor, self._admission, self._estimates = executor, admission, estimates
+        self._guard, self._store, self._chunk = guard, store, chunk
+        self._hands = EngineHands(
+            executor, admission, estimates, guard, store=store, chunk=chunk, sessions=sessions, tell=tell
+        )
+        self._keeper = Keeper(guard, self._hands, policy, max_rows=admission.max_rows)
+        self._sessions = sessions
+        self._arrivals = 0
+
+    def add(self, session: Session, *, paused: bool = False) -> None:
+        """A new request; or one whose row an engine before this one has paused."""
+        self._arrivals += 1
+        order = (due(session.request.priority, session.request.arrival), float(self._arrivals))
+        state = State.PAUSED if paused else State.WAITING
+        self._keeper.add(session.id, order, pausable=self._store is not None, state=state)
+
+    def boundary(self) -> None:
+        """Called before each step."""
+        computed = {session.id for session in self._executor.prefill.sessions}
+        for row in self._keeper.ledger.live():
+            if row.state is State.PREFILLING and row.id not in computed:
+                self._keeper.decoding(row.id)
+        self._keeper.boundary()
+
+    def chunk(self) -> int | None:
+        """Tokens of the next chunk at most; None where memory allows a whole one."""
+        prompts = self._executor.prefill.sessions
+        if not prompts:
+            return None
+        context = max(session.prefilled for session in prompts)
+        before = self._admission.projected([context])
+
+        def cost(tokens: int) -> int:
+            grown = self._admission.projected([context + tokens]) - before
+            return grown + self._estimates.transient(tokens, context)
+
+        chunk = self._guard.chunk_for(self._chunk, cost)
+        return None if chunk == self._chunk else chunk
+
+    def ended(self, session: Session) -> None:
+        """A request has ended, by itself or not."""
+        self._keeper.ended(session.id, finished=session.reason in ("stop", "length"))
+        self._hands.forget(session.id)
+
+    def stored(self, make: Callable[[PausedRow], Session]) -> list[Session]:
+        """Rows that an engine before this one has paused and nobody has taken up: each in line again, as paused.
+
+        Args:
+            make: a session for such a row.
+        """
+        found = []
+        for id in self._store.private_ids() if self._store is not None else ():
+            if id in self._sessions or (lease := self._store.load_private(id)) is None:
+                continue
+            with lease:
+                try:
+                    row = PausedRow.from_record(lease.data, lease.token_ids)
+                except ValueError:
+                    continue
+                found.append(make(row))
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Memory, requests by state, and what putting aside has cost, JSON data."""
+        ledger, reading = self._keeper.ledger, self._guard.reading
+        states = [row.state for row in ledger.rows.values()]
+        return {
+            "level": self._guard.level,
+            "used_bytes": reading.needed,
+            "pool_bytes": reading.pool,
+            "ceiling_bytes": self._guard.ceiling_bytes,
+            "requests": {str(state): states.count(state) for state in State if state in states},
+            "moves": {str(trigger): count for trigger, count in ledger.counts.items()},
+            "costs": asdict(self._hands.costs),
+            "reclaims": self._guard.reclaims,
+        }
