@@ -107,6 +107,57 @@ def end_to_end(
         console.stderr.print(f"left out by the time limit: {', '.join(record['missing'])}; run the same again")
 
 
+@app.command("ablations")
+def ablations(
+    model: ModelArgument,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A mechanism by a word of its name; may be given often.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which engine and control take turns.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps of a round.")] = 32,
+    layers: LayersOption = None,
+    skew: SkewOption = 0.0,
+    seconds: SecondsOption = None,
+    out: OutOption = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the folder holds.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the specialised graph's mechanisms away one at a time: predicted, then measured, beside what was published.
+
+    The switches act where kernels run, on a GPU; elsewhere this command says so and measures nothing.
+    """
+    from labkit.kernels.targets import target_in_use
+    from labkit.measure import floors
+    from labkit.measure.end_to_end import Plan, Point
+    from labkit.measure.end_to_end import ablations as mechanisms
+    from labkit.measure.end_to_end.parts import Parts
+    from labkit.models import LoadError
+
+    if target_in_use() is None:
+        console.fail("the switches act where kernels run, and MLX computes on a CPU here: run this on a GPU", code=2)
+    chosen = [a for a in mechanisms.ABLATIONS if not only or any(word in a.name for word in only)]
+    if not chosen:
+        console.fail(f"no mechanism has {only} in its name; there are: {', '.join(map(_name, mechanisms.ABLATIONS))}")
+    try:
+        subject = _open(model, "specialised", layers, skew)
+        plan = Plan((Point("decode", 2),), rounds=rounds, steps=steps)
+        parts = Parts(out, conditions(subject) | plan.measures(), fresh=fresh)
+        machine = mechanisms.Machine.measured(floors.measure(quick=True))
+        records = mechanisms.run(
+            subject, machine, plan, chosen=chosen, skew=skew, parts=parts, seconds=seconds, progress=_tell
+        )
+    except (LoadError, ValueError) as error:
+        console.fail(str(error), code=2)
+    title = f"{subject.name} on {machine.floors.device.name}: what each mechanism's control takes beyond the engine"
+    columns, rows = mechanisms.rows(records)
+    record = conditions(subject) | {"skew": skew, "wait": machine.wait, "launch": machine.launch, "ablations": records}
+    console.show(record, as_json=as_json, render=console.table(title, columns, rows))
+
+
+def _name(ablation: Any) -> str:
+    return ablation.name
+
+
 def conditions(subject: Subject) -> dict[str, Any]:
     """What a figure depends on: model, weights, graph, device, versions."""
     device = devices.this_device()
@@ -172,8 +223,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps the commands sub-commands."""

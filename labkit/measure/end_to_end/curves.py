@@ -136,7 +136,7 @@ def _reasons(growing: Term, usual: float | None, lengths: Sequence[int], residua
     ]
     if growing.rate and usual and usual > SLOWEST * growing.rate:
         reasons.append(
-            f"{growing.name} take {growing.seconds[-1]:.3g} s at {lengths[-1]:,} tokens: {usual / growing.rate:.0f} times "
-            "less of their work a second than the rest, so more grows than the model counts"
+            f"{growing.name} take {growing.seconds[-1]:.3g} s at {lengths[-1]:,} tokens: "
+            f"{usual / growing.rate:.0f} times less of their work a second than the rest, so more grows than is counted"
         )
     return reasons

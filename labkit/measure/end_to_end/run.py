@@ -55,7 +55,7 @@ def measure(
                 progress(f"{point.name}: left out, {elapsed:.0f} s of {plan.seconds:.0f} s are over")
                 continue
             left = None if plan.seconds is None else plan.seconds - elapsed
-            record = _measure(point, _taking_part(sides, point, plan), model, plan, left, progress)
+            record = measure_point(point, _taking_part(sides, point, plan), model, plan, left, progress)
             record |= _against_floor(record, costs, floors, sides[0].name)
             parts.store(point.name, record)
         records.append(record)
@@ -68,14 +68,19 @@ def _taking_part(sides: Sequence[Side], point: Point, plan: Plan) -> list[Side]:
     return [side for side in sides if not (late and side.name == RELEASED)]
 
 
-def _measure(
+def measure_point(
     point: Point,
     sides: Sequence[Side],
     model: Model,
     plan: Plan,
-    left: float | None,
-    progress: Callable[[str], None],
+    left: float | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
+    """One point, every side by turns: the record that `measure` describes, without its floor.
+
+    Args:
+        left: seconds after which no further round begins; at least one round is measured.
+    """
     begin = time.perf_counter()
     sample = _decoder(point, model, plan) if point.kind == "decode" else _reader(point, model, plan)
     seconds: dict[str, list[float]] = {side.name: [] for side in sides}
@@ -130,7 +135,7 @@ def _reader(point: Point, model: Model, plan: Plan) -> Callable[[Side, bool], tu
 
     def sample(side: Side, is_first: bool) -> tuple[float, int]:
         if is_first:
-            side.prefill(tokens[: max(2, plan.warm_up_tokens)])
+            side.prefill(tokens[: max(2, min(plan.warm_up_tokens, side.warm_up_tokens or point.length))])
         return side.prefill(tokens), 0
 
     return sample

@@ -26,9 +26,11 @@ class Side(Protocol):
 
     Attributes:
         name: in tables.
+        warm_up_tokens: a prompt of no more tokens than this warms it up; None: as many as the plan says.
     """
 
     name: str
+    warm_up_tokens: int | None
 
     def prefill(self, tokens: mx.array) -> float:
         """Read a prompt, int32 [L], greedily; seconds until the first token is on the host."""
@@ -44,6 +46,8 @@ class Side(Protocol):
 
 class LabkitSide:
     """A labkit model, as the engine runs one request: prompt chunks, then the device one token ahead of the host."""
+
+    warm_up_tokens: int | None = None
 
     def __init__(self, model: Model, name: str = "labkit", *, chunk: int | None = None):
         self.model, self.name = model, name
@@ -92,11 +96,20 @@ class MlxLmSide:
     Args:
         module: evaluated, in evaluation mode.
         context: entered around everything that is computed (the fair line's kernels).
+        warm_up_tokens: see `Side`.
     """
 
-    def __init__(self, module: Any, name: str = RELEASED, *, context: Callable[[], Any] = contextlib.nullcontext):
+    def __init__(
+        self,
+        module: Any,
+        name: str = RELEASED,
+        *,
+        context: Callable[[], Any] = contextlib.nullcontext,
+        warm_up_tokens: int | None = None,
+    ):
         module.eval()  # a module starts in training mode, in which mlx-lm leaves its kernels off
-        self.module, self.name, self._context = module, name, context
+        self.module, self.name, self.warm_up_tokens = module, name, warm_up_tokens
+        self._context = context
 
     def prefill(self, tokens: mx.array) -> float:
         with self._context():
@@ -124,19 +137,23 @@ class MlxLmSide:
         return make_prompt_cache(self.module)
 
 
-def sides_for(module: Any, model: Model, against: Sequence[str], *, name: str = "labkit") -> list[Side]:
+def sides_for(
+    module: Any, model: Model, against: Sequence[str], *, name: str = "labkit", chunk: int | None = None
+) -> list[Side]:
     """labkit's model first, then each opponent that this device can show.
 
     Args:
         module: mlx-lm's module with the same weights.
         model: labkit's graph.
         against: "mlx-lm" (as released, and on CUDA the fair line too).
-        name: of labkit's side.
+        name: of labkit's side. chunk: tokens of its prompts a forward.
     """
-    sides: list[Side] = [LabkitSide(model, name)]
+    sides: list[Side] = [LabkitSide(model, name, chunk=chunk)]
     if "mlx-lm" in against:
-        sides.append(MlxLmSide(module))
-        if devices.this_device().kind == "cuda" and _has_deltanet(module):
+        fair = devices.this_device().kind == "cuda" and _has_deltanet(module)
+        # A loop over tokens compiles nothing for longer prompts, and is slow.
+        sides.append(MlxLmSide(module, warm_up_tokens=32 if fair else None))
+        if fair:
             sides.append(MlxLmSide(module, FAIR, context=own_deltanet))
     return sides
 

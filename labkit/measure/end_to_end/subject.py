@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import labkit
@@ -56,7 +57,8 @@ def open_subject(
     """Load a model, or make one of a named shape with random weights.
 
     Args:
-        name: anything `labkit.load` takes, or a shape of `data/configs` such as "qwen3.6-35b-a3b".
+        name: anything `labkit.load` takes; or a shape of `data/configs` such as "qwen3.6-35b-a3b", or a folder with a
+            config.json and no weights: then they are random.
         graph: of labkit's side: "auto", "adapter", "specialised" or "native".
         layers, skew, seed, sizes: of a synthetic model; see `labkit.models.synthetic`.
 
@@ -65,7 +67,7 @@ def open_subject(
     """
     if graph not in GRAPHS:
         raise LoadError(f"graph is one of {', '.join(GRAPHS)}, not {graph!r}")
-    if name in shapes():
+    if name in shapes() or _without_weights(Path(name).expanduser()):
         made = synthetic(name, layers=layers, skew=skew, seed=seed, **sizes)
         model = _graph_of(made.module, made.model, made.config, graph)
         return Subject(name, _graph_name(model), model, made.module, made.config, made.fingerprint, made.weights_bytes)
@@ -79,6 +81,10 @@ def open_subject(
         module = labkit.load(name, graph="adapter").model.module
     model, config = loaded.model, loaded.config
     return Subject(name, _graph_name(model), model, module, config, loaded.fingerprint, loaded.weights_bytes)
+
+
+def _without_weights(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and not any(folder.glob("*.safetensors"))
 
 
 def _graph_of(module: Any, adapter: Model, config: dict[str, Any], graph: str) -> Model:

@@ -67,11 +67,11 @@ def curve_rows(fitted: Mapping[str, Mapping[str, Curve]]) -> list[list[Any]]:
             whole = sum(term.seconds[-1] for term in curve.terms)
             worst = max(curve.residuals, key=abs)
             verdict = "as predicted" if curve.as_predicted else "; ".join(curve.reasons)
-            for index, term in enumerate(curve.terms):
+            told = [f"{worst:+.0%}", verdict]
+            for term in curve.terms:
                 rate = f"{term.rate:.3g}" if term.rate and term.work[0] != term.work[-1] else None
-                result.append(
-                    [kind, name, term.name, f"{term.seconds[-1] / whole:.0%}", rate, f"{worst:+.0%}", verdict]
-                )
+                result.append([kind, name, term.name, f"{term.seconds[-1] / whole:.0%}", rate, *told])
+                told = ["", ""]
     return result
 
 

@@ -12,23 +12,10 @@ from labkit.measure.model_costs import ModelCosts
 from labkit.measure.trace.capture import Captured, Operation, Value
 
 VIEWS = frozenset(
-    [
-        "AsStrided",
-        "Broadcast",
-        "BroadcastAxes",
-        "Copy",
-        "Depends",
-        "ExpandDims",
-        "Flatten",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "StopGradient",
-        "Transpose",
-        "Unflatten",
-        "View",
-    ]
+    {
+        *("AsStrided", "Broadcast", "BroadcastAxes", "Copy", "Depends", "ExpandDims", "Flatten", "Reshape"),
+        *("Slice", "Split", "Squeeze", "StopGradient", "Transpose", "Unflatten", "View"),
+    }
 )
 """Operations that only look at memory in another way. (A reshape of what is not contiguous copies; decode has none.)"""
 

@@ -1,0 +1,238 @@
+"""Whole engines on this machine's GPU at the full shape: labkit's graph against mlx-lm's, then ablations.
+
+    python -m recipes.measured.end_to_end --out data/measured --commit $(git rev-parse --short HEAD) --seconds 600
+
+Weights are random, of Qwen3.6-35B-A3B's shape, 4 bits in groups of 64. The points come in the order of their worth,
+each is written as soon as it is measured, and none begins after `--seconds`. Run again with the same `--out`, it goes
+on where it was. A part that fails is reported, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.measure import floors
+from labkit.measure.end_to_end import LENGTHS, LabkitSide, Plan, Point, ablations, measure, sides_for, table
+from labkit.measure.end_to_end.commands import conditions as subject_conditions
+from labkit.measure.end_to_end.parts import Parts
+from labkit.measure.end_to_end.subject import Subject, open_subject
+from labkit.measure.trace import StepTrace, capture
+from labkit.measure.trace.step import as_record
+from labkit.models.hybrid import Variants
+from recipes.measured.kernels import conditions
+
+FIRST = (4096, 32768, 131072)
+CHUNKS = (2048, 4096, 8192)
+SKEW = 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the table; parts go into a folder beside it")
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--shape", default="qwen3.6-35b-a3b")
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has, to try the script")
+    parser.add_argument("--graph", default="specialised")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--parts", default="ABCDEF", help="which parts: see PARTS below")
+    parser.add_argument("--largest", type=int, default=LENGTHS[-1], help="no longer prompt or context than this")
+    parser.add_argument("--name", default="h200", help="prefix of the file")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    Run(arguments).all()
+
+
+class Run:
+    """One run: what has been measured so far is in the table's file after every part."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.arguments, self.begin = arguments, time.perf_counter()
+        self.path = arguments.out / f"{arguments.name}_end_to_end.json"
+        self.rows: list[dict[str, Any]] = []
+        self.notes: dict[str, Any] = {}
+        self.chunk: int | None = None
+
+    def all(self) -> None:
+        """Every part that was asked for."""
+        self.subject = self._open(0.0)
+        self.machine = ablations.Machine.measured(floors.measure(quick=True))
+        self.notes["floors"] = {
+            "read_bytes_a_second": self.machine.floors.read.value,
+            "matmul_operations_a_second": self.machine.floors.matmul.value,
+            "wait_seconds": self.machine.wait,
+            "launch_seconds": self.machine.launch,
+        }
+        self._say(f"floors: {self.notes['floors']}")
+        for letter, part in PARTS.items():
+            if letter not in self.arguments.parts:
+                continue
+            self._say(f"== part {letter}: {part.__doc__}")
+            try:
+                part(self)
+            except Exception:
+                traceback.print_exc()
+                self.notes.setdefault("failed", {})[letter] = traceback.format_exc(limit=-3)
+            self._write()
+        self._say(f"table: {self.path.name}, {len(self.rows)} rows")
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def decode_first(self) -> None:
+        """decode at 4K, 32K and 128K"""
+        self._points([Point("decode", n) for n in FIRST])
+
+    def prefill_first(self) -> None:
+        """prefill of 4K, 32K and 128K, in the best of three chunk sizes"""
+        self._choose_chunk()
+        self._points([Point("prefill", n) for n in FIRST], rounds=3)
+
+    def ablations_even(self) -> None:
+        """one mechanism off at a time, even routing"""
+        self._ablate(self.subject, 0.0)
+
+    def rest(self) -> None:
+        """the other lengths"""
+        self._points([Point("decode", n) for n in LENGTHS if n not in FIRST])
+        self._points([Point("prefill", n) for n in LENGTHS if n not in FIRST], rounds=3)
+
+    def trace(self) -> None:
+        """one decode step counted"""
+        for context in (4096, 131072):
+            captured = capture(self.subject.model, context=context)
+            trace = StepTrace.of(captured, self.subject.costs, copies_updates=True)
+            counted = as_record(trace, self.subject.costs, context)
+            self.notes.setdefault("trace", {})[str(context)] = counted
+            self._say(
+                f"trace at {context}: " + ", ".join(f"{k}={v}" for k, v in counted.items() if type(v) is not list)
+            )
+
+    def ablations_skewed(self) -> None:
+        """the same with skewed routing, and the engine's own speed there"""
+        self.subject = None
+        mx.clear_cache()
+        skewed = self._open(SKEW)
+        self._ablate(skewed, SKEW)
+        self.subject = skewed
+        self._points([Point("decode", 4096), Point("prefill", 4096)], rounds=3, skew=SKEW)
+
+    def _choose_chunk(self) -> None:
+        """Two prompts of 16K for each chunk size, the second timed."""
+        tokens = mx.random.randint(0, self.subject.model.vocab_size, (min(16384, self.arguments.largest),))
+        mx.eval(tokens)
+        speeds: dict[int, float] = {}
+        for chunk in CHUNKS:
+            side = LabkitSide(self.subject.model, chunk=chunk)
+            side.prefill(tokens)
+            mx.reset_peak_memory()
+            speeds[chunk] = tokens.size / side.prefill(tokens)
+            self._say(f"  chunk {chunk}: {speeds[chunk]:,.0f} tok/s, peak {mx.get_peak_memory() / 1e9:.2f} GB")
+        self.chunk = max(speeds, key=speeds.get)
+        self.notes["chunks"] = {"tokens": tokens.size, "tokens_per_second": speeds, "chosen": self.chunk}
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _open(self, skew: float) -> Subject:
+        begin = time.perf_counter()
+        name, layers, graph = self.arguments.shape, self.arguments.layers, self.arguments.graph
+        subject = open_subject(name, graph=graph, layers=layers, skew=skew)
+        mx.eval(mx.zeros(1))
+        self._say(
+            f"{subject.name}, {subject.graph} graph, skew {skew:g}: {subject.weights_bytes / 1e9:.2f} GB a copy, "
+            f"built in {time.perf_counter() - begin:.0f} s, {mx.get_active_memory() / 1e9:.1f} GB in use, "
+            f"{mx.get_peak_memory() / 1e9:.1f} GB at the peak"
+        )
+        return subject
+
+    @property
+    def _left(self) -> float:
+        return max(1.0, self.arguments.seconds - (time.perf_counter() - self.begin))
+
+    def _points(self, points: list[Point], rounds: int = 5, skew: float = 0.0) -> None:
+        """One point at a time, so that one that fails (a side out of memory) costs no other."""
+        name = f"labkit, {self.subject.graph}"
+        sides = sides_for(self.subject.module, self.subject.model, ["mlx-lm"], name=name, chunk=self.chunk)
+        for point in points:
+            if point.length > self.arguments.largest:
+                continue
+            plan = Plan((point,), rounds=rounds, steps=32, seconds=self._left, point_seconds=40.0, once_above=6.0)
+            parts = self._parts(f"points-skew-{skew:g}", plan)
+            try:
+                records = measure(
+                    sides, self.subject.model, plan,
+                    costs=self.subject.costs, floors=self.machine.floors, parts=parts, progress=self._say,
+                )  # fmt: skip
+            except Exception:
+                traceback.print_exc()
+                continue
+            for record in records:
+                self.rows.append({"table": "point", "skew": skew} | record)
+                self._show(record)
+            self._write()
+
+    def _ablate(self, subject: Subject, skew: float) -> None:
+        plan = Plan((Point("decode", 2),), rounds=5, steps=32, point_seconds=12.0)
+        for ablation in ablations.ABLATIONS:
+            if self._left <= 1.0:
+                self._say("the time is over")
+                return
+            chosen = [ablation]
+            parts = self._parts("ablations", plan, fingerprint=False)
+            try:
+                records = ablations.run(
+                    subject, self.machine, plan, chosen=chosen, skew=skew, parts=parts, seconds=self._left,
+                    progress=self._say,
+                )  # fmt: skip
+            except Exception:
+                traceback.print_exc()
+                continue
+            for record in records:
+                self.rows.append({"table": "ablation"} | record)
+                shown = {k: _short(v) for k, v in record.items() if k not in ("saves", "base", "published")}
+                self._say("  " + "  ".join(f"{key}={value}" for key, value in shown.items()))
+            self._write()
+
+    def _parts(self, name: str, plan: Plan, fingerprint: bool = True) -> Parts:
+        found = subject_conditions(self.subject) if fingerprint and self.subject else {"shape": self.arguments.shape}
+        return Parts(self.arguments.out / f"{self.path.stem}_parts" / name, found | {"commit": self.arguments.commit})
+
+    def _show(self, record: dict[str, Any]) -> None:
+        columns, rows = table.rows([record], record["kind"])
+        for row in rows:
+            self._say("  " + "  ".join(f"{c}={v}" for c, v in zip(columns, row, strict=True) if v is not None))
+        for name, reason in record["failed"].items():
+            self._say(f"  {name} failed: {reason}")
+
+    def _write(self) -> None:
+        found = conditions(self.arguments.commit) | {"shape": self.arguments.shape, "layers": self.arguments.layers}
+        found |= {"graph": self.arguments.graph, "variants": vars(Variants()), **self.notes, "rows": self.rows}
+        scratch = self.path.with_suffix(".partial")
+        scratch.write_text(json.dumps(found, indent=1, default=str) + "\n")
+        scratch.replace(self.path)
+
+    def _say(self, text: str) -> None:
+        print(f"[{time.perf_counter() - self.begin:6.1f} s] {text}", flush=True)
+
+
+PARTS = {
+    "A": Run.decode_first,
+    "B": Run.prefill_first,
+    "C": Run.ablations_even,
+    "D": Run.trace,
+    "E": Run.rest,
+    "F": Run.ablations_skewed,
+}
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
