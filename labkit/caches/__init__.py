@@ -5,10 +5,15 @@ a serial class makes a batched one, `extract` on a batched class a serial one.
 """
 
 from labkit.caches.base import OPERATIONS, Cache, Unsupported, lacking
+from labkit.caches.block_pool import BlockPool, PoolExhausted, PoolStats, Table, block_keys
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.contiguous_batch import BatchedContiguous
 from labkit.caches.foreign import Foreign
 from labkit.caches.layout import ArraySpec, Layout
+from labkit.caches.paged import Paged
+from labkit.caches.paged_batch import BatchedPaged
+from labkit.caches.paged_window import BatchedPagedWindow, PagedWindow
+from labkit.caches.pages import Pages
 from labkit.caches.recurrent import BatchedRecurrent, Recurrent
 from labkit.caches.rotating import Rotating
 from labkit.caches.rotating_batch import BatchedRotating
@@ -17,14 +22,24 @@ __all__ = [
     "OPERATIONS",
     "ArraySpec",
     "BatchedContiguous",
+    "BatchedPaged",
+    "BatchedPagedWindow",
     "BatchedRecurrent",
     "BatchedRotating",
+    "BlockPool",
     "Cache",
     "Contiguous",
     "Foreign",
     "Layout",
+    "Paged",
+    "PagedWindow",
+    "Pages",
+    "PoolExhausted",
+    "PoolStats",
     "Recurrent",
     "Rotating",
+    "Table",
     "Unsupported",
+    "block_keys",
     "lacking",
 ]

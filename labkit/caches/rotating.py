@@ -187,14 +187,17 @@ class Rotating(Ring):
         return mx.roll(mx.arange(columns) >= columns - window_size, shift=column + 1)
 
     def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
-        length, width = queries.shape[2], self.keys.shape[2]
-        if length == 1:
-            mask = mx.arange(width) < min(self.offset, width)
-        else:
-            mask = masks.causal(length, width - length, window=self.max_size)
+        mask = self.attend_mask(queries.shape[2])
         return mx.fast.scaled_dot_product_attention(
             queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
         )
+
+    def attend_mask(self, length: int) -> mx.array:
+        """Which columns of the whole ring the `length` newest tokens see."""
+        width = self.keys.shape[2]
+        if length == 1:
+            return mx.arange(width) < min(self.offset, width)
+        return masks.causal(length, width - length, window=self.max_size)
 
     @property
     def state(self) -> tuple:

@@ -141,19 +141,21 @@ class BatchedRotating(Ring):
         return mx.roll(mask, shift=column + 1, axis=-1)
 
     def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
-        length, width = queries.shape[2], self.keys.shape[2]
-        columns = mx.arange(width)
-        if length == 1:
-            # Age of a column: steps back from the column written last.
-            age = (self._idx - 1 - columns) % width if self.rotated else self._idx - 1 - columns
-            padding = self.left_padding[:, None, None, None]
-            temporal = (width if self.rotated else self._idx) - 1 - age
-            mask = (age >= 0) & (age < self.max_size) & (temporal >= padding)
-        else:
-            mask = masks.causal(length, width - length, window=self.max_size, left_padding=self.left_padding)
+        mask = self.attend_mask(queries.shape[2])
         return mx.fast.scaled_dot_product_attention(
             queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
         )
+
+    def attend_mask(self, length: int) -> mx.array:
+        """Which columns of the whole ring the `length` newest tokens of each row see."""
+        width = self.keys.shape[2]
+        if length > 1:
+            return masks.causal(length, width - length, window=self.max_size, left_padding=self.left_padding)
+        # Age of a column: steps back from the column written last.
+        columns = mx.arange(width)
+        age = (self._idx - 1 - columns) % width if self.rotated else self._idx - 1 - columns
+        temporal = (width if self.rotated else self._idx) - 1 - age
+        return (age >= 0) & (age < self.max_size) & (temporal >= self.left_padding[:, None, None, None])
 
     @property
     def state(self) -> tuple:

@@ -1,0 +1,342 @@
+"""The host's side of paged caches: which fixed blocks of tokens belong to whom. Plain numbers, no array.
+
+A block holds `block_tokens` consecutive tokens of a row and is written once, whole; a row's newest, unfinished tokens
+are its own and lie elsewhere (`pages.py`). So blocks are shared by counting references: by rows that were forked from
+one another, and by rows whose prompts begin alike, since a block has a key, a hash over all tokens up to its end.
+Nobody can write into what another one reads: whoever takes tokens back out of a finished block copies what remains of
+it (copy on write) and gives the block back.
+
+A pool never overcommits: a request is admitted with a promise of the blocks that it may come to need, and what is
+promised to one is not promised to another. So a row that runs never meets `PoolExhausted`, and nothing deadlocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+NULL = 0
+"""The block that nobody owns, all zeros: what a table names where a row has no token (padding, tokens that left the
+window)."""
+
+
+class PoolExhausted(RuntimeError):
+    """Blocks were asked for that are not there; nothing was changed. `record` has the numbers."""
+
+    def __init__(self, needed: int, free: int, capacity: int, block_tokens: int):
+        self.record = {
+            "code": "pool_exhausted",
+            "needed_blocks": needed,
+            "free_blocks": free,
+            "capacity_blocks": capacity,
+            "block_tokens": block_tokens,
+        }
+        super().__init__(
+            f"{needed} blocks of {block_tokens} tokens are needed and {free} of {capacity} are free: let rows leave, "
+            "admit fewer, or give the pool more bytes"
+        )
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """One moment of a pool, in blocks unless said otherwise.
+
+    Attributes:
+        capacity: blocks that there may be. touched: those that were ever used at once, so far as memory goes.
+        used: distinct blocks in use. referenced: entries of all tables (a shared block counts for each).
+        shared: blocks in use by more than one table.
+        promised: blocks that rows may still come to need.
+        tables: rows. tokens: tokens of all rows in finished blocks, shared ones counted for each.
+        block_tokens: tokens of a block.
+    """
+
+    capacity: int
+    touched: int
+    used: int
+    referenced: int
+    shared: int
+    promised: int
+    tables: int
+    tokens: int
+    block_tokens: int
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody uses."""
+        return self.capacity - self.used
+
+    @property
+    def idle(self) -> int:
+        """Blocks with memory behind them that nobody uses: what fragmentation over time leaves."""
+        return self.touched - self.used
+
+    @property
+    def saved(self) -> int:
+        """Blocks that sharing saves."""
+        return self.referenced - self.used
+
+    def as_record(self) -> dict[str, int]:
+        """Plain data, derived numbers included."""
+        return asdict(self) | {"free": self.free, "idle": self.idle, "saved": self.saved}
+
+
+class BlockPool:
+    """Blocks 1 to `capacity`: free, or in use by as many tables as `references` says.
+
+    Freed blocks are handed out again last in, first out, before blocks that were never used: the memory behind the
+    pool grows only when it must.
+    """
+
+    def __init__(self, capacity: int, block_tokens: int):
+        for name, number in (("capacity", capacity), ("block_tokens", block_tokens)):
+            if type(number) is not int or number < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {number!r}")
+        self.capacity, self.block_tokens = capacity, block_tokens
+        self.references: dict[int, int] = {}
+        self.touched = 0
+        self._free: list[int] = []
+        self._by_key: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._tables: weakref.WeakSet[Table] = weakref.WeakSet()
+        # What tables held that were dropped without `release`: a destructor may run at any moment, in any thread, and
+        # only puts its blocks here.
+        self._dropped: deque[list[int]] = deque()
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        """Distinct blocks in use."""
+        self._collect()
+        return len(self.references)
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody uses."""
+        return self.capacity - self.used
+
+    def require(self, count: int) -> None:
+        """Raises PoolExhausted unless `count` blocks are free."""
+        if count > self.free:
+            raise PoolExhausted(count, self.free, self.capacity, self.block_tokens)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with one reference each, or PoolExhausted and none."""
+        self.require(count)
+        blocks = []
+        for _ in range(count):
+            if self._free:
+                block = self._free.pop()
+            else:
+                self.touched += 1
+                block = self.touched
+            self.references[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def share(self, block: int) -> int:
+        """One more reference to a block in use."""
+        if block != NULL:
+            self.references[block] += 1
+        return block
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """One reference less to each; a block without any is free, and its key is forgotten."""
+        self._collect()
+        self._give_back(blocks)
+
+    def _give_back(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if block == NULL:
+                continue
+            self.references[block] -= 1
+            if self.references[block] == 0:
+                del self.references[block]
+                self._free.append(block)
+                key = self._key_of.pop(block, None)
+                if key is not None and self._by_key.get(key) == block:
+                    del self._by_key[key]
+
+    def _collect(self) -> None:
+        while self._dropped:
+            self._give_back(self._dropped.popleft())
+
+    # -- sharing by content --------------------------------------------------------------------------------------------
+
+    def find(self, key: bytes) -> int | None:
+        """The block in use that holds the tokens of `key`."""
+        self._collect()
+        return self._by_key.get(key)
+
+    def publish(self, key: bytes, block: int) -> None:
+        """Say what a finished block holds, so that rows with the same tokens find it."""
+        if key not in self._by_key:
+            self._by_key[key] = block
+            self._key_of[block] = key
+
+    # -- promises ------------------------------------------------------------------------------------------------------
+
+    @property
+    def promised(self) -> int:
+        """Blocks that the rows here may still come to need, of what they were promised."""
+        return sum(table.outstanding for table in self._tables)
+
+    @property
+    def unpromised(self) -> int:
+        """Blocks that a newcomer may be promised."""
+        return self.free - self.promised
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> PoolStats:
+        """The pool now."""
+        used, tables = self.used, list(self._tables)
+        return PoolStats(
+            capacity=self.capacity,
+            touched=self.touched,
+            used=used,
+            referenced=sum(self.references.values()),
+            shared=sum(count > 1 for count in self.references.values()),
+            promised=sum(table.outstanding for table in tables),
+            tables=len(tables),
+            tokens=sum(sum(block != NULL for block in table.blocks) for table in tables) * self.block_tokens,
+            block_tokens=self.block_tokens,
+        )
+
+    def faults(self) -> list[str]:
+        """What is wrong with the books: references that no table explains, blocks lost or in two places."""
+        self._collect()
+        counted: dict[int, int] = {}
+        for table in self._tables:
+            for block in table.blocks:
+                if block != NULL:
+                    counted[block] = counted.get(block, 0) + 1
+        found = []
+        for block in sorted(counted.keys() | self.references.keys()):
+            if counted.get(block, 0) != self.references.get(block, 0):
+                found.append(
+                    f"block {block} has {self.references.get(block, 0)} references and {counted.get(block, 0)} tables"
+                )
+        everywhere = sorted([*self.references, *self._free])
+        if everywhere != list(range(1, self.touched + 1)):
+            found.append(f"blocks 1 to {self.touched} should be used or free once each, not {everywhere}")
+        if strays := [block for block in self._key_of if block not in self.references]:
+            found.append(f"free blocks {strays} have keys")
+        return found
+
+
+class Table:
+    """One row's blocks, in the order of its tokens: block i holds tokens i * block_tokens onwards.
+
+    Attributes:
+        blocks: their numbers; `NULL` where the tokens left the window.
+        keys: of the blocks of the row's prompt, as far as they are known; what is written there is shared by key.
+        promised: blocks that the row may come to need in all.
+    """
+
+    def __init__(self, pool: BlockPool, keys: Sequence[bytes] = (), promised: int = 0):
+        self.pool, self.keys, self.promised = pool, list(keys), promised
+        self.blocks: list[int] = []
+        pool._tables.add(self)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in finished blocks, those that left the window included."""
+        return len(self.blocks) * self.pool.block_tokens
+
+    @property
+    def outstanding(self) -> int:
+        """Blocks that the row was promised and has not taken."""
+        return max(0, self.promised - sum(block != NULL for block in self.blocks))
+
+    def fork(self) -> Table:
+        """The same tokens for another row: every block is shared, none is copied."""
+        twin = Table(self.pool, self.keys, self.promised)
+        twin.blocks = [self.pool.share(block) for block in self.blocks]
+        return twin
+
+    def new_blocks_needed(self, count: int, planned: set[bytes]) -> int:
+        """How many of the next `count` blocks must be allocated: those that nobody has, nor another row in `planned`
+        (the keys of blocks about to be written) will."""
+        needed = 0
+        for key in self._next_keys(count):
+            if key is None:
+                needed += 1
+            elif key not in planned and self.pool.find(key) is None:
+                planned.add(key)
+                needed += 1
+        return needed
+
+    def grow(self, count: int) -> list[int]:
+        """Take the next `count` blocks, or PoolExhausted and none; returns, for each, the block to write or `NULL`
+        where it is written already."""
+        self.pool.require(self.new_blocks_needed(count, set()))
+        to_write = []
+        for key in self._next_keys(count):
+            block = None if key is None else self.pool.find(key)
+            if block is not None:
+                self.blocks.append(self.pool.share(block))
+                to_write.append(NULL)
+                continue
+            (block,) = self.pool.allocate(1)
+            self.blocks.append(block)
+            to_write.append(block)
+            if key is not None:
+                self.pool.publish(key, block)
+        return to_write
+
+    def take_shared(self, count: int) -> None:
+        """Begin with the blocks of the first `count` keys, which are all in use."""
+        for key in self.keys[len(self.blocks) : count]:
+            self.blocks.append(self.pool.share(self.pool.find(key)))
+
+    def begin_at(self, count: int) -> None:
+        """Begin behind `count` blocks of tokens that are not there, with keys for none."""
+        self.blocks, self.keys = [NULL] * count, []
+
+    def cut(self, count: int) -> None:
+        """Give back all but the first `count` blocks. Keys of what will be written anew are forgotten."""
+        dropped = self.blocks[count:]
+        del self.blocks[count:]
+        del self.keys[count:]
+        self.pool.give_back(dropped)
+
+    def drop_first(self, count: int) -> bool:
+        """Give back the first `count` blocks: their tokens left the window. Whether there were any."""
+        count = min(count, len(self.blocks))
+        if count == 0 or self.blocks[count - 1] == NULL:
+            return False
+        old = self.blocks[:count]
+        self.blocks[:count] = [NULL] * count
+        self.pool.give_back(old)
+        return True
+
+    def release(self) -> None:
+        """Give everything back, promises too. May be called twice."""
+        self.promised = 0
+        self.cut(0)
+
+    def _next_keys(self, count: int) -> list[bytes | None]:
+        start = len(self.blocks)
+        known = self.keys[start : start + count]
+        return [*known, *[None] * (count - len(known))]
+
+    def __del__(self):
+        if self.blocks:
+            self.pool._dropped.append(self.blocks)
+
+
+def block_keys(tokens: Sequence[int], block_tokens: int, salt: bytes = b"") -> list[bytes]:
+    """A key for each whole block of a prompt: sha256 over the key before and the block's tokens, so that equal keys
+    mean equal tokens from the first on. `salt`: what else decides what the block holds (an adapter, an image)."""
+    keys, before = [], hashlib.sha256(b"labkit block %d %d " % (block_tokens, len(salt)) + salt).digest()
+    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        numbers = b"".join(
+            int(token).to_bytes(8, "little", signed=True) for token in tokens[start : start + block_tokens]
+        )
+        before = hashlib.sha256(before + numbers).digest()
+        keys.append(before)
+    return keys

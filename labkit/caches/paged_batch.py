@@ -1,0 +1,204 @@
+"""Full attention's keys and values of several rows in blocks of a shared pool: no padding is stored.
+
+The rectangle that `update_and_fetch` gathers is `BatchedContiguous`'s, right-justified, with zeros for padding. Rows
+join and leave by their tables; no finished block moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.caches import masks
+from labkit.caches.base import Cache, per_row, row_numbers, to_trim
+from labkit.caches.block_pool import Table
+from labkit.caches.contiguous import Contiguous
+from labkit.caches.contiguous_batch import BatchedContiguous
+from labkit.caches.paged import Paged, PagedCache
+from labkit.caches.pages import PagedRows, Pages, int32s
+
+
+class BatchedPaged(PagedCache):
+    """Rows of several lengths. Token p of row b stands in column left_padding[b] + p of what is gathered.
+
+    Attributes:
+        offset: the position of each row's next token, int32 [B]; negative while only padding has passed.
+        left_padding: columns of padding before each row's first token, int32 [B].
+    """
+
+    kind = "contiguous"
+    plain = BatchedContiguous
+    batched = True
+    supports = Cache.supports - {"merge"}
+
+    def __init__(self, pages: Pages, left_padding: Sequence[int]):
+        self.pages = pages
+        self.rows = PagedRows(pages, [Table(pages.pool) for _ in left_padding])
+        self._lefts = list(left_padding)
+        self._idx = 0
+        self._valid: list[int] | None = None  # of the right-padded input to come
+        self._offset: mx.array | None = None
+
+    @property
+    def left_padding(self) -> mx.array:
+        return int32s(tuple(self._lefts))
+
+    @property
+    def offset(self) -> mx.array:
+        if self._offset is not None:
+            return self._offset
+        return int32s(tuple(self._idx - left for left in self._lefts))
+
+    @offset.setter
+    def offset(self, value: mx.array) -> None:
+        # A forward gives all its layers one array of positions; the numbers behind it are known here.
+        self._offset = value
+
+    def _write(self, keys: mx.array, values: mx.array) -> None:
+        length = keys.shape[2]
+        self.pages.know(self.kind, keys, values)
+        skips = [min(length, max(0, left - self._idx)) for left in self._lefts]
+        counts = [length - skip for skip in skips]
+        if self._valid is not None:
+            counts = [min(count, valid) for count, valid in zip(counts, self._valid, strict=True)]
+        self.rows.write(keys, values, skips, counts)
+        if self._valid is not None:
+            self._valid = [valid - count for valid, count in zip(self._valid, counts, strict=True)]
+        self._idx += length
+        self._offset = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append keys and values [B, H, L, D]; returns all columns so far, padding included."""
+        self._write(keys, values)
+        return self._gathered()
+
+    def _gathered(self) -> tuple[mx.array, mx.array]:
+        return self.rows.gather_blocks(self._lefts, self._idx)
+
+    def append(self, keys: mx.array, values: mx.array) -> None:
+        self._write(keys, values)
+
+    def attend(
+        self,
+        queries: mx.array,
+        rows: Any = None,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        target: str | None = None,
+    ) -> mx.array:
+        length = queries.shape[2]
+        if self._valid is None and min(self.rows.lengths) >= length:
+            direct = self._direct(queries, [0] * len(self.rows), scale, sinks, target)
+            if direct is not None:
+                return direct
+        mask = masks.causal(length, self._idx - length, left_padding=self.left_padding)
+        return mx.fast.scaled_dot_product_attention(queries, *self._gathered(), scale=scale, mask=mask, sinks=sinks)
+
+    def size(self) -> int:
+        return self._idx
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+        return masks.causal(n, self._idx, window=window_size, left_padding=self.left_padding)
+
+    def prepare(self, *, left_padding: Any = None, lengths: Any = None, right_padding: Any = None) -> None:
+        if left_padding is not None:
+            if self._idx:
+                raise ValueError("left padding belongs before the first token of a batch")
+            more = per_row(left_padding, self.batch_size)
+            self._lefts = [left + n for left, n in zip(self._lefts, more, strict=True)]
+            self._offset = None
+        if right_padding is not None and any(per_row(right_padding, self.batch_size)):
+            self._valid = per_row(lengths, self.batch_size)
+
+    def finalize(self) -> None:
+        if self._valid is not None:
+            self._valid = None
+            self._justify()
+
+    def _justify(self) -> None:
+        """Padding behind a row's newest token becomes padding before its first."""
+        self._lefts = [self._idx - length for length in self.rows.lengths]
+        self._offset = None
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, n: int) -> int:
+        n = to_trim(n, self._idx)
+        self._idx -= n
+        self.rows.truncate([max(0, length - n) for length in self.rows.lengths])
+        self._offset = None
+        return n
+
+    def checkpoint(self) -> None:
+        self._mark = self._idx
+
+    def commit(self, accepted: Any) -> None:
+        if self._mark is None:
+            raise ValueError("commit without a checkpoint")
+        span = self._idx - self._mark
+        dropped = [span - min(span, kept) for kept in per_row(accepted, self.batch_size)]
+        self.rows.truncate([max(0, length - n) for length, n in zip(self.rows.lengths, dropped, strict=True)])
+        self._idx -= min(dropped)
+        self._justify()
+        self._mark = None
+
+    def filter(self, rows: Any) -> None:
+        kept = row_numbers(rows, self.batch_size).tolist()
+        before, self.rows = self.rows, self.rows.fork(kept)
+        before.release()
+        self._lefts = [self._lefts[row] for row in kept]
+        self._offset = None
+        if self._idx and (shared := min(self._lefts, default=0)):
+            self._idx -= shared
+            self._lefts = [left - shared for left in self._lefts]
+
+    def extend(self, other: Cache) -> None:
+        if isinstance(other, (Contiguous, BatchedContiguous)):
+            other = (BatchedPaged if other.batched else Paged).adopt(other, self.pages)
+        if isinstance(other, Paged):
+            other = BatchedPaged.from_rows([other])
+        filled = max(self._idx, other._idx)
+        before, self.rows = self.rows, PagedRows.joined([self.rows, other.rows])
+        before.release()
+        self._lefts = [left + filled - cache._idx for cache in (self, other) for left in cache._lefts]
+        self._idx, self._offset = filled, None
+
+    def extract(self, row: int) -> Paged:
+        (row,) = row_numbers([row], self.batch_size).tolist()
+        single = Paged(self.pages)
+        single.rows = self.rows.fork([row])
+        single.offset = self.rows.lengths[row]
+        return single
+
+    def release(self) -> None:
+        super().release()
+        self._lefts, self._idx, self._offset = [0] * len(self.rows), 0, None
+
+    @classmethod
+    def from_rows(cls, caches: Sequence[Paged]) -> BatchedPaged:
+        """The rows of serial caches, as forks."""
+        result = cls(caches[0].pages, [])
+        result.rows = PagedRows.joined([cache.rows for cache in caches])
+        result._idx = max(result.rows.lengths)
+        result._justify()
+        return result
+
+    def plain_cache(self) -> BatchedContiguous:
+        plain = BatchedContiguous(self._lefts, self.layout)
+        if not self.empty():
+            plain.keys, plain.values = self._gathered()
+            plain._advance_columns(self._idx)
+        return plain
+
+    @classmethod
+    def adopt(cls, plain: BatchedContiguous, pages: Pages, tables: Sequence[Table] | None = None) -> BatchedPaged:
+        cache = cls(pages, plain.left_padding.tolist())
+        if tables:
+            cache.rows = PagedRows(pages, tables)
+        if plain.keys is not None:
+            cache._write(*plain.keys_and_values())
+        return cache

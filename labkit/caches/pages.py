@@ -1,0 +1,355 @@
+"""The device's side of paged caches: one layer's blocks, and the rows that lie in them.
+
+How a pool grows without writing in place (`labkit.kernels.in_place`): where MLX copies a whole buffer for every append
+(CUDA), a pool that took one token a step would cost its whole size a step. So a row's newest tokens lie in a tail,
+[B, H, tail_tokens, D] for all rows: an append touches the tails alone, some hundred kilobytes. When one tail is full,
+the finished blocks of all rows move to the pool together, in one write for keys and one for values. Where that write
+copies the pool, the price of a token is the pool's bytes over `tail_tokens` less a block: with 256, 134 MB of pool cost
+a layer 0.5 MB a token, as much as reading 500 of its columns. Where the back end writes in place (Metal, a CPU),
+`tail_tokens` is one block. Longer writes (a prompt's chunk) move their finished blocks at once.
+
+That also makes blocks immutable: sharing needs no locks, and copy on write happens in one place, when tokens are taken
+back out of a finished block (`PagedRows.truncate`). Kernels read pool, table and tail in one launch, and their shapes
+change only when the table gets wider or the pool grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.caches.block_pool import NULL, BlockPool, Table
+from labkit.caches.layout import Layout, keys_and_values
+
+DEFAULT_BLOCK = 16
+"""Tokens of a block where nobody says otherwise."""
+
+TABLE_STEP = 32
+"""Columns by which the device's table widens: its shape stays for that many blocks."""
+
+GROWTH = 1.5
+"""A pool without room for a block that it may hold grows to this much of what it holds."""
+
+
+class Pages:
+    """One layer's blocks: keys and values [N, H, block_tokens, D] on the device, made when the first tokens come.
+
+    Args:
+        capacity: blocks that there may be.
+        block_tokens: tokens of a block.
+        tail_tokens: tokens that a row keeps outside of the pool, a multiple of `block_tokens`; one block by default.
+
+    Attributes:
+        pool: which blocks are whose.
+        keys, values: block 0 is all zeros.
+        written_bytes: what moved into the pool so far.
+    """
+
+    def __init__(self, capacity: int, block_tokens: int, *, tail_tokens: int | None = None):
+        self.pool = BlockPool(capacity, block_tokens)
+        self.block_tokens = block_tokens
+        self.tail_tokens = block_tokens if tail_tokens is None else tail_tokens
+        if self.tail_tokens < block_tokens or self.tail_tokens % block_tokens:
+            raise ValueError(f"tail_tokens must be a multiple of block_tokens {block_tokens}, not {tail_tokens}")
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.layout: Layout | None = None
+        self.written_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks as allocated."""
+        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+
+    def know(self, kind: str, keys: mx.array, values: mx.array, window: int | None = None) -> None:
+        """Learn what a token looks like from keys and values [B, H, L, D].
+
+        Raises:
+            ValueError: tokens of another shape or dtype than those before.
+        """
+        layout = keys_and_values(kind, keys, values, window)
+        if self.layout is None:
+            self.layout = layout
+        elif self.layout != layout:
+            raise ValueError(f"this pool holds {self.layout.arrays}, not {layout.arrays}")
+        if self.keys is None:
+            self.keys, self.values = self._zeros(1)
+
+    def write(self, blocks: Sequence[int], keys: mx.array, values: mx.array) -> None:
+        """Fill blocks, which the caller got from `pool`, with keys and values [n, H, block_tokens, D]."""
+        needed = self.pool.touched + 1
+        if needed > self.keys.shape[0]:
+            room = min(max(needed, int(GROWTH * needed)), self.pool.capacity + 1) - self.keys.shape[0]
+            self.keys, self.values = (
+                mx.concatenate([old, new]) for old, new in zip((self.keys, self.values), self._zeros(room), strict=True)
+            )
+        index = mx.array(blocks, dtype=mx.int32)
+        self.keys[index] = keys
+        self.values[index] = values
+        self.written_bytes += keys.nbytes + values.nbytes
+
+    def _zeros(self, blocks: int) -> tuple[mx.array, mx.array]:
+        return tuple(
+            mx.zeros((blocks, spec.shape[0], self.block_tokens, spec.shape[1]), getattr(mx, spec.dtype))
+            for spec in self.layout.arrays
+        )
+
+
+class PagedRows:
+    """Rows of tokens: finished blocks in a layer's pages, named by a table each, and the newest tokens in tails.
+
+    Attributes:
+        tables: of each row. lengths: tokens of each row, a host's number.
+        keys, values: the tails, [B, H, tail_tokens, D]; row b's token p lies in column p - tables[b].tokens.
+    """
+
+    def __init__(self, pages: Pages, tables: Sequence[Table] = ()):
+        self.pages = pages
+        self.tables = list(tables)
+        self.lengths = [table.tokens for table in self.tables]
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self._device: dict[str, mx.array] = {}
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tails; blocks are the pages'."""
+        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def write(self, keys: mx.array, values: mx.array, skips: Sequence[int], counts: Sequence[int]) -> None:
+        """Append `counts[b]` tokens to row b, which stand in keys and values [B, H, L, D] from column `skips[b]`.
+
+        Raises:
+            PoolExhausted: a block is needed that is not there; nothing was changed.
+        """
+        if self.keys is None:
+            shape = (len(self), keys.shape[1], self.pages.tail_tokens)
+            self.keys = mx.zeros((*shape, keys.shape[3]), keys.dtype)
+            self.values = mx.zeros((*shape, values.shape[3]), values.dtype)
+        held = self.held()
+        if keys.shape[2] == 1 and all(count == 1 for count in counts):
+            if max(held) >= self.pages.tail_tokens:
+                self._flush([count // self.pages.block_tokens for count in held])
+                held = self.held()
+            self._append(keys, values, held)
+        else:
+            self._rearrange(keys, values, skips, counts, held)
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+
+    def held(self) -> list[int]:
+        """Tokens of each row in its tail."""
+        return [length - table.tokens for length, table in zip(self.lengths, self.tables, strict=True)]
+
+    def _append(self, keys: mx.array, values: mx.array, columns: list[int]) -> None:
+        if len(set(columns)) == 1:
+            at = slice(columns[0], columns[0] + 1)
+            self.keys[:, :, at] = keys
+            self.values[:, :, at] = values
+            return
+        here = (mx.arange(self.pages.tail_tokens) == int32s(tuple(columns))[:, None])[:, None, :, None]
+        self.keys, self.values = mx.where(here, keys, self.keys), mx.where(here, values, self.values)
+
+    def _flush(self, blocks: list[int]) -> None:
+        """Move the first `blocks[b]` blocks of each tail to the pool."""
+        nothing = [0] * len(self)
+        empty = self.keys[:, :, :0], self.values[:, :, :0]
+        self._rearrange(*empty, nothing, nothing, self.held(), blocks)
+
+    def _rearrange(
+        self,
+        keys: mx.array,
+        values: mx.array,
+        skips: Sequence[int],
+        counts: Sequence[int],
+        held: list[int],
+        blocks: list[int] | None = None,
+    ) -> None:
+        """Tails and new tokens, together, become finished blocks in the pool and new tails."""
+        size, width = self.pages.block_tokens, self.pages.tail_tokens
+        totals = [h + c for h, c in zip(held, counts, strict=True)]
+        if blocks is None:
+            blocks = [total // size for total in totals]
+        planned: set[bytes] = set()
+        pool = self.pages.pool
+        pool.require(sum(table.new_blocks_needed(n, planned) for table, n in zip(self.tables, blocks, strict=True)))
+        # Token i of a row's tail and new tokens lies in this column of both side by side.
+        columns = [
+            np.concatenate([np.arange(h), width + skip + np.arange(c)])
+            for h, skip, c in zip(held, skips, counts, strict=True)
+        ]
+        sources = [mx.concatenate([old, new], axis=2) for old, new in ((self.keys, keys), (self.values, values))]
+        numbers, rows, places = [], [], []
+        tails = np.zeros((len(self), width), np.int64)
+        for b, (table, n) in enumerate(zip(self.tables, blocks, strict=True)):
+            for i, block in enumerate(table.grow(n)):
+                if block != NULL:
+                    numbers.append(block)
+                    rows.append(b)
+                    places.append(columns[b][i * size : (i + 1) * size])
+            rest = columns[b][n * size :]
+            tails[b, : len(rest)] = rest
+        if numbers:
+            index = np.array(rows), np.stack(places)
+            self.pages.write(numbers, *(_take_columns(source, *index) for source in sources))
+        self.keys, self.values = (_take_columns(source, np.arange(len(self)), tails) for source in sources)
+        self._device.clear()
+
+    # -- taking back ---------------------------------------------------------------------------------------------------
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first `lengths[b]` tokens of each row. What remains of a finished block that others may
+        read is copied to the row's own tail."""
+        size = self.pages.block_tokens
+        remains = {}
+        for b, (length, table) in enumerate(zip(lengths, self.tables, strict=True)):
+            if length < table.tokens and length % size:
+                remains[b] = table.blocks[length // size]
+            if length < self.lengths[b]:
+                table.cut(min(len(table.blocks), length // size))
+        self.lengths = list(lengths)
+        if remains:
+            self.keys = self._with_blocks(self.keys, self.pages.keys, remains)
+            self.values = self._with_blocks(self.values, self.pages.values, remains)
+        self._device.clear()
+
+    def _with_blocks(self, tails: mx.array, pool: mx.array, blocks: dict[int, int]) -> mx.array:
+        room = self.pages.tail_tokens - self.pages.block_tokens
+        rows = [
+            mx.pad(pool[blocks[b]][None], [(0, 0), (0, 0), (0, room), (0, 0)]) if b in blocks else tails[b : b + 1]
+            for b in range(len(self))
+        ]
+        return mx.concatenate(rows)
+
+    def drop_before(self, positions: Sequence[int]) -> None:
+        """Give back the blocks whose tokens all stand before `positions[b]`: they left the window."""
+        for position, table in zip(positions, self.tables, strict=True):
+            if table.drop_first(max(0, position) // self.pages.block_tokens):
+                self._device.clear()
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def fork(self, rows: Sequence[int]) -> PagedRows:
+        """These rows once more: finished blocks shared, tails copied."""
+        twin = PagedRows(self.pages, [self.tables[b].fork() for b in rows])
+        twin.lengths = [self.lengths[b] for b in rows]
+        if self.keys is not None:
+            index = mx.array(list(rows), dtype=mx.int32)
+            twin.keys, twin.values = self.keys[index], self.values[index]
+        return twin
+
+    @classmethod
+    def joined(cls, parts: Sequence[PagedRows]) -> PagedRows:
+        """The rows of several, as forks: no finished block moves.
+
+        Raises:
+            ValueError: rows of several pools.
+        """
+        pages = parts[0].pages
+        if any(part.pages is not pages for part in parts):
+            raise ValueError("rows of several pools cannot decode together: their blocks lie in different arrays")
+        result = cls(pages, [table.fork() for part in parts for table in part.tables])
+        result.lengths = [length for part in parts for length in part.lengths]
+        known = next((part for part in parts if part.keys is not None), None)
+        if known is not None:
+            for name in ("keys", "values"):
+                like = getattr(known, name)
+                tails = (
+                    mx.zeros((len(part), *like.shape[1:]), like.dtype) if part.keys is None else getattr(part, name)
+                    for part in parts
+                )
+                setattr(result, name, mx.concatenate(list(tails)))
+        return result
+
+    def release(self) -> None:
+        """Give all blocks back. The rows are empty afterwards."""
+        for table in self.tables:
+            table.release()
+        self.lengths = [0] * len(self)
+        self.keys = self.values = None
+        self._device.clear()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def table(self) -> mx.array:
+        """The rows' tables on the device, int32 [B, N], N a multiple of TABLE_STEP; `NULL` behind a row's last."""
+        if "table" not in self._device:
+            longest = max((len(table.blocks) for table in self.tables), default=0)
+            width = max(1, -(-longest // TABLE_STEP)) * TABLE_STEP
+            rows = np.zeros((len(self), width), np.int32)
+            for b, table in enumerate(self.tables):
+                rows[b, : len(table.blocks)] = table.blocks
+            self._device["table"] = mx.array(rows)
+        return self._device["table"]
+
+    def finished(self) -> mx.array:
+        """Tokens of each row in finished blocks, int32 [B]."""
+        return int32s(tuple(table.tokens for table in self.tables))
+
+    def gather(self, numbers: mx.array) -> tuple[mx.array, mx.array]:
+        """The tokens of these numbers, int32 [B, C] -> keys and values [B, H, C, D]; zeros where there is none."""
+        numbers, finished = numbers[:, None], self.finished()[:, None, None]
+        heads = mx.arange(self.keys.shape[1], dtype=mx.int32)[None, :, None]
+        in_tail = numbers >= finished
+        column = mx.clip(numbers - finished, 0, self.pages.tail_tokens - 1)
+        rows = mx.arange(len(self), dtype=mx.int32)[:, None, None]
+        own = (rows * self.keys.shape[1] + heads) * self.pages.tail_tokens + column
+        pooled = self._slots(numbers, heads)
+        beyond = numbers >= int32s(tuple(self.lengths))[:, None, None]
+
+        def take(pool: mx.array, tails: mx.array) -> mx.array:
+            theirs, mine = _rows_of(pool)[pooled], _rows_of(tails)[mx.broadcast_to(own, pooled.shape)]
+            return mx.where(in_tail[..., None], mx.where(beyond[..., None], 0, mine), theirs)
+
+        return take(self.pages.keys, self.keys), take(self.pages.values, self.values)
+
+    def gather_blocks(self, lefts: Sequence[int], columns: int) -> tuple[mx.array, mx.array]:
+        """Rows in one rectangle, row b's token 0 in column lefts[b] -> keys and values [B, H, columns, D]."""
+        number = mx.arange(columns, dtype=mx.int32)[None] - int32s(tuple(lefts))[:, None]
+        # Left of this column stand finished blocks or padding in every row: one read, by an index that lives as long
+        # as the tables.
+        split = min(columns, min(left + table.tokens for left, table in zip(lefts, self.tables, strict=True)))
+        if split <= 0:
+            return self.gather(number)
+        name = f"{split} {lefts}"
+        if name not in self._device:
+            heads = mx.arange(self.keys.shape[1], dtype=mx.int32)[None, :, None]
+            table = self.table()
+            self._device = {"table": table, name: self._slots(number[:, None, :split], heads)}
+        index, newest = self._device[name], self.gather(number[:, split:])
+        pools = self.pages.keys, self.pages.values
+        return tuple(
+            mx.concatenate([_rows_of(pool)[index], new], axis=2) for pool, new in zip(pools, newest, strict=True)
+        )
+
+    def _slots(self, numbers: mx.array, heads: mx.array) -> mx.array:
+        """Where the pool's rows [N * H * block_tokens] have the tokens of `numbers` [B, 1, C]; block 0 for others."""
+        size, table = self.pages.block_tokens, self.table()
+        at = mx.clip(numbers[:, 0] // size, 0, table.shape[1] - 1)
+        blocks = mx.where(numbers[:, 0] >= 0, mx.take_along_axis(table, at, axis=1), NULL)[:, None]
+        return (blocks * self.keys.shape[1] + heads) * size + mx.maximum(numbers, 0) % size
+
+
+@lru_cache(maxsize=512)
+def int32s(numbers: tuple[int, ...]) -> mx.array:
+    """Numbers of the host on the device, int32; one array for all layers that ask for the same."""
+    return mx.array(numbers, dtype=mx.int32)
+
+
+def _rows_of(blocks: mx.array) -> mx.array:
+    """[N, H, T, D] -> [N * H * T, D]."""
+    return blocks.reshape(-1, blocks.shape[-1])
+
+
+def _take_columns(source: mx.array, rows: np.ndarray, columns: np.ndarray) -> mx.array:
+    """source [B, H, W, D] at rows [n] and columns [n, T] -> [n, H, T, D]."""
+    _, heads, width, _ = source.shape
+    index = (rows[:, None, None] * heads + np.arange(heads)[None, :, None]) * width + columns[:, None, :]
+    return _rows_of(source)[mx.array(index.astype(np.int32))]
