@@ -182,7 +182,8 @@ class Executor:
 
     def _take_operations(self) -> tuple[Operation, ...]:
         done = tuple(self._operations)
-        self._operations.clear()
+        self._operations[:] = self.prefill.after
+        self.prefill.after.clear()
         return done
 
     def _take_joins(self, rows: list[Session]) -> tuple[str, ...]:

@@ -30,12 +30,14 @@ class Prefill:
 
     Attributes:
         sessions: the requests, the first in line first.
+        after: what was done to caches after the last forward; the next record tells it.
     """
 
     def __init__(
         self, model: Model, *, grid: int, pack: bool, operations: list[Operation], prefixes: PrefixStore | None = None
     ):
         self.sessions: list[Session] = []
+        self.after: list[Operation] = []
         self._model, self._grid, self._pack = model, grid, pack
         self._operations, self._prefixes = operations, prefixes
         self._caches: dict[str, list[Cache]] = {}
@@ -57,11 +59,16 @@ class Prefill:
                 session.prefilled,
                 session.to_prefill,
                 follows=self._followers.follows(session),
-                # A state on the grid is stored, and that is done with caches of the serial classes.
-                alone=not self._pack or (self._prefixes is not None and session.to_prefill % self._grid == 0),
+                alone=not self._pack or self._is_kept(session),
             )
             for session in self.sessions
         ]
+
+    def _is_kept(self, session: Session) -> bool:
+        """Whether a prompt's last state is stored, which is done with caches of the serial classes."""
+        if self._prefixes is None:
+            return False
+        return self._prefixes.tail or session.to_prefill % self._grid == 0
 
     def start(self, session: Session) -> list[DecodingBatch]:
         """Begin with a request, from the longest stored prefix of its prompt or from nothing.
@@ -84,8 +91,10 @@ class Prefill:
             return None
         # What it computed before a park, in smaller chunks where memory was short, is found by their widths.
         lease = self._prefixes.lookup(prompt, chunks=session.chunks)
-        if lease is None:
+        if lease is None and session.chunks:
             session.chunks.clear()
+            lease = self._prefixes.lookup(prompt)
+        if lease is None:
             return None
         try:
             caches = lease.restore()
@@ -161,9 +170,12 @@ class Prefill:
                 own = [cache.copy() if row is None else cache.extract(row) for cache in caches]
                 self._caches[session.id] = own
                 session.restored(leader.prefilled, leader.chunks)
-                self._operations.append(("copy", session.id, leader.id))
-        if row is None and self._prefixes is not None and leader.prefilled % self._grid == 0:
-            self._prefixes.commit(leader.known[: leader.prefilled], caches, chunks=leader.chunks)
+                self.after.append(("copy", session.id, leader.id))
+        left = leader.to_prefill - leader.prefilled
+        tail = self._prefixes is not None and self._prefixes.tail and left == 0
+        if row is None and self._prefixes is not None and (leader.prefilled % self._grid == 0 or tail):
+            tokens = leader.known[: leader.prefilled]
+            self._prefixes.commit(tokens, caches, chunks=leader.chunks, last=left < self._grid)
 
     def _ready(self) -> list[DecodingBatch]:
         """Prompts that are computed but for the last token become rows."""
