@@ -1,0 +1,199 @@
+"""Launches, stages and bytes of a step: planted graphs whose counts are known, and a model's against each other."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from labkit.measure import model_costs
+from labkit.measure.trace import StepTrace, capture, pictures
+from labkit.measure.trace.capture import record
+from labkit.measure.trace.step import as_record
+
+
+def trace_of(function, *arrays, **options):
+    return StepTrace(record(function, *arrays), **options)
+
+
+# -- planted graphs --------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_has_as_many_stages_as_launches():
+    def chain(x):
+        return mx.exp(mx.sin(mx.exp(x)))
+
+    trace = trace_of(chain, mx.ones((8,)))
+    assert (trace.launch_count, trace.stages, trace.widths()) == (3, 3, [1, 1, 1])
+    assert [launch.name for launch in trace.longest_chain()] == ["Exp", "Sin", "Exp"]
+    assert trace.bytes == 3 * 2 * 8 * 4
+
+
+def test_a_diamond_runs_its_arms_side_by_side():
+    def diamond(x):
+        y = mx.exp(x)
+        return mx.sin(y) + mx.cos(mx.sin(y * y))
+
+    trace = trace_of(diamond, mx.ones((8,)))
+    names = [launch.name for launch in trace.longest_chain()]
+    assert names[0] == "Exp"
+    assert names[-1] == "Add"
+    assert trace.launch_count == 6
+    assert trace.stages == 5
+    assert trace.widths() == [1, 2, 1, 1, 1]
+
+
+def test_views_launch_nothing_and_dependencies_go_through_them():
+    def viewed(x):
+        return mx.exp(mx.sin(x).reshape(2, 4).T[:, None])
+
+    trace = trace_of(viewed, mx.ones((8,)))
+    assert [launch.name for launch in trace.launches] == ["Sin", "Exp"]
+    assert trace.launches[1].before == (0,)
+    assert trace.stages == 2
+
+
+def test_a_broadcast_is_read_at_its_own_size():
+    def add(x, row):
+        return x + row
+
+    trace = trace_of(add, mx.ones((64, 8)), mx.ones((8,)))
+    assert trace.launches[0].reads == (64 * 8 + 8) * 4
+    assert trace.launches[0].writes == 64 * 8 * 4
+
+
+def test_a_matrix_counts_once_and_a_square_reads_its_input_once():
+    weight = mx.ones((8, 16))
+
+    trace = trace_of(lambda x: x @ weight, mx.ones((1, 8)))
+    (product,) = [launch for launch in trace.launches if launch.name == "Matmul"]
+    assert product.bytes == (8 + 8 * 16 + 16) * 4
+    square = trace_of(lambda x: x * x, mx.ones((8,)))
+    assert square.bytes == 2 * 8 * 4
+
+
+def test_joining_copies_each_part():
+    trace = trace_of(lambda x, y, z: mx.concatenate([x, y, z]), *[mx.ones((4,))] * 3)
+    assert (trace.launch_count, trace.stages) == (3, 1)
+
+
+def test_an_update_in_place_moves_the_update_alone_and_a_copy_the_whole():
+    def update(buffer, row):
+        return mx.slice_update(buffer, row, mx.array([3]), axes=(0,))
+
+    arrays = mx.zeros((100, 8)), mx.ones((1, 8))
+    moved = lambda **options: sum(i.bytes for i in trace_of(update, *arrays, **options).launches if "Update" in i.name)
+    assert moved() == 2 * 8 * 4
+    assert moved(copies_updates=True) >= 2 * 100 * 8 * 4
+
+
+def test_a_bank_of_experts_counts_for_the_chosen_ones():
+    bank, row = mx.ones((16, 8, 32)), mx.ones((1, 1, 32))
+    chosen = mx.array([[0, 3]], dtype=mx.uint32)
+    mx.eval(bank, chosen)
+    function = lambda x: mx.gather_mm(x, bank.swapaxes(-1, -2), rhs_indices=chosen)
+    whole = sum(i.reads for i in trace_of(function, row).launches)
+    share = sum(i.reads for i in trace_of(function, row, experts=(16, 2)).launches)
+    assert whole - share == 14 * 8 * 32 * 4
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_moves_its_floor_and_little_more(small):
+    costs = model_costs.of(small.config, dtype="float32")
+    trace = StepTrace.of(capture(small.model, context=200), costs)
+    floor = costs.decode(200)
+    weights = {
+        v.name: v for launch in trace.launches for v in launch.inputs if v.origin.endswith((".weight", ".scales"))
+    }
+    assert len(weights) > 4 * 10
+    assert floor.bytes < trace.bytes < 2.5 * floor.bytes
+
+
+def test_every_parameter_is_read_in_its_own_layer(small):
+    trace = StepTrace.of(capture(small.model), model_costs.of(small.config, dtype="float32"))
+    labels = {launch.label for launch in trace.launches}
+    for index in range(4):
+        mixer = "self_attn.q_proj" if index == 3 else "linear_attn.in_proj_qkv"
+        assert f"language_model.model.layers.{index}.{mixer}" in labels
+    layers = trace.by_layer()
+    assert {0, 1, 2, 3} <= set(layers)
+    for layer, launches in layers.items():
+        assert all(f".layers.{layer}." in i.label for i in launches if ".layers." in i.label)
+
+
+def test_layers_add_the_same_launches_each(small):
+    from labkit.models import synthetic
+    from tests.measure.conftest import SMALL
+
+    traces = []
+    for layers in (4, 8):
+        model = small if layers == 4 else synthetic("qwen3.6-35b-a3b", **SMALL | {"layers": layers})
+        traces.append(StepTrace.of(capture(model.model), model_costs.of(model.config, dtype="float32")))
+    four, eight = ({layer: sum(i.count for i in found) for layer, found in t.by_layer().items()} for t in traces)
+    assert four[1] == four[2] == eight[1] == eight[5]
+    # Only the last layer also holds what comes after it.
+    assert eight[7] == four[3] > eight[3]
+    # What reads nothing (indices that are made anew) belongs to no layer.
+    added = sum(eight[layer] for layer in (3, 4, 5, 6)) + eight[None] - four[None]
+    assert traces[1].launch_count - traces[0].launch_count == added
+    assert traces[0].stages < traces[1].stages < 2 * traces[0].stages
+
+
+def test_a_gpu_gets_fewer_launches_than_this_machine_spells_out(small):
+    costs = model_costs.of(small.config, dtype="float32")
+    gpu, here = (StepTrace.of(capture(small.model, target=t), costs) for t in ("metal", "here"))
+    assert gpu.launch_count < here.launch_count
+    assert {"rms_norm", "rope", "scaled_dot_product_attention"} <= {launch.name for launch in gpu.launches}
+    assert any(launch.name == "mlx_lm_gated_delta_step" for launch in gpu.launches)
+
+
+def test_capturing_computes_nothing_and_leaves_everything_as_it_was(small):
+    fast, compute = mx.fast.rms_norm, np.array(small.module(mx.arange(4)[None]))
+    capture(small.model)
+    assert mx.fast.rms_norm is fast
+    assert np.array_equal(np.array(small.module(mx.arange(4)[None])), compute)
+
+
+def test_the_specialised_graph_needs_fewer_launches_and_stages(small):
+    from labkit.models.hybrid import Hybrid
+
+    costs = model_costs.of(small.config, dtype="float32")
+    ours = StepTrace.of(capture(Hybrid.from_module(small.module, small.config)), costs)
+    theirs = StepTrace.of(capture(small.model), costs)
+    assert ours.launch_count < theirs.launch_count
+    assert ours.stages < theirs.stages
+
+
+def test_records_and_pictures_hold_the_counts(small, tmp_path):
+    costs = model_costs.of(small.config, dtype="float32")
+    trace = StepTrace.of(capture(small.model), costs)
+    counted = as_record(trace, costs, 64)
+    assert counted["launches"] == sum(row["launches"] for row in counted["by_name"]) == sum(trace.widths())
+    assert len(counted["longest_chain"]) == counted["stages"]
+    pictures.draw(trace, "a step").savefig(tmp_path / "step.svg")
+    pictures.draw(trace, "stages", first=5, last=12, names=True).savefig(tmp_path / "part.svg")
+    pictures.widths({"a": trace, "b": trace}, "widths").savefig(tmp_path / "widths.svg")
+    assert all((tmp_path / f"{name}.svg").stat().st_size > 1000 for name in ("step", "part", "widths"))
+
+
+def test_unknown_targets_are_refused(small):
+    with pytest.raises(ValueError, match="target"):
+        capture(small.model, target="cuda")
+
+
+def test_the_command_prints_counts_and_json(tmp_path):
+    import json
+
+    from labkit.measure.trace.commands import app
+
+    run = lambda *arguments: CliRunner().invoke(app, ["decode", "tiny-hybrid", "--context", "32", *arguments])
+    shown = run("--graph", "adapter", "--chain", "--picture", str(tmp_path / "g.svg"))
+    assert shown.exit_code == 0
+    assert "Longest chain" in shown.output
+    assert (tmp_path / "g.svg").is_file()
+    counted = json.loads(run("--graph", "adapter", "--json").stdout)
+    assert counted["stages"] <= counted["launches"]
+    assert counted["bytes_over_floor"] > 1
+    refused = CliRunner().invoke(app, ["decode", "no-such-model"])
+    assert refused.exit_code == 2
