@@ -68,9 +68,9 @@ FAST = Layout(lanes=8, columns=1, simdgroups=4)
 def scan_layout(shape: Shape) -> Layout:
     """Eight lanes a column, with fewer tokens staged where a wide head would exceed 32 KB of threadgroup memory.
 
-    H200, 4,096 tokens, 32 heads of 128 x 128 (data/measured/h200_gated_delta.json), lanes x columns: 8x1 1.38 ms, 16x2
-    1.41, 4x1 1.45, 8x2 1.56, 16x4 1.70, 32x4 1.80, 32x1 2.73. Two columns a lane halve the reads of staged keys, but
-    also the threadgroups, to one of four simdgroups on each multiprocessor: too few to hide a token's chain of sums.
+    H200, 4,096 tokens, 32 heads of 128 x 128 (data/measured/h200_gated_delta.json), lanes x columns: 8x1 and 16x2 1.25
+    ms, 4x1 1.27, 8x2 1.46, 16x4 1.53, 32x4 1.62, 32x1 2.56. Two columns a lane halve the reads of staged keys, but also
+    the threadgroups, to one of four simdgroups on each multiprocessor: too few to hide a token's chain of sums.
     """
     return FAST if FAST.fits(shape) else Layout(lanes=8, columns=1, simdgroups=4, tokens=8)
 

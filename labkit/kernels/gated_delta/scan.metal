@@ -62,7 +62,7 @@ for (int begin = first - TOKENS; begin < last; begin += TOKENS) {
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-if (begin + TOKENS < last) {
+  if (begin + TOKENS < last) {
 #pragma unroll
     for (int r = 0; r < MINE; r++) {
       int t = min(begin + TOKENS + simdgroup * MINE + r, last - 1);

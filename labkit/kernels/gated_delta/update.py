@@ -9,13 +9,13 @@ from labkit.kernels.gated_delta.recurrence import scan
 from labkit.kernels.gated_delta.shapes import check_scan_inputs
 from labkit.kernels.targets import device_target
 
-CHUNKED_FROM = 256
-"""Tokens from which tensor cores are taken on CUDA. H200, 4,096 tokens (data/measured/h200_gated_delta.json): the scan
-took 337 ns a token, the chunked form with remainders 168. Its two launches and first chunk are predicted to take 25 us,
-so that they meet at 150 tokens; shorter calls were not measured, hence the distance.
+CHUNKED_FROM = 128
+"""Tokens from which tensor cores are taken on CUDA: two chunks. H200 (data/measured/h200_gated_delta.json), scan and
+chunked form with remainders: 87 and 78 us at 128 tokens, 131 and 106 at 256, 203 and 143 at 512, 337 and 226 at 1,024,
+1,253 and 535 at 4,096. Fewer than 128 were not measured.
 
-Without remainders it took 117 ns a token, for errors of 2.3e-3 of the state instead of 3.5e-6, and of y 3.3e-3 instead
-of bf16's own 1.7e-3: too much for a state that lives as long as the request."""
+Without remainders 4,096 tokens took 370 us, for errors of 2.3e-3 of the state instead of 3.5e-6, and of y 3.3e-3
+instead of bf16's own 1.7e-3: too much for a state that lives as long as the request."""
 
 
 def gated_delta_update(
