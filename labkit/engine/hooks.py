@@ -34,16 +34,20 @@ class PrefixStore(Protocol):
 
     Attributes:
         grid: tokens between boundaries; an engine's chunks end on its multiples.
+        tail: whether the end of a prompt is kept too, off the grid.
     """
 
     grid: int
+    tail: bool
 
     def lookup(self, tokens: Sequence[int], extra: Any = (), chunks: Sequence[int] = ()) -> Lease | None:
         """The longest stored prefix of `tokens`, or None. `chunks`: the widths it was computed in before a park."""
         ...
 
-    def commit(self, tokens: Sequence[int], caches: Sequence[Cache], *, chunks: Sequence[int] = ()) -> Any:
-        """Offer the state behind `tokens`, whose number is a multiple of the grid, computed in `chunks`."""
+    def commit(
+        self, tokens: Sequence[int], caches: Sequence[Cache], *, chunks: Sequence[int] = (), last: bool = False
+    ) -> Any:
+        """Offer the state behind `tokens`, computed in `chunks`; `last`: the prompt has no boundary behind it."""
         ...
 
     def pin(self, owner: str, tokens: Sequence[int], extra: Any = (), chunks: Sequence[int] = ()) -> int:

@@ -31,11 +31,13 @@ class Chains:
         """
         return hashing.chain(self.root, tokens, self._grid.width, extra, self._grid.by_block(chunks))
 
-    def tail_key(self, tokens: Sequence[int], extra: hashing.ExtraKeys, keys: Sequence[str]) -> str:
+    def tail_key(
+        self, tokens: Sequence[int], extra: hashing.ExtraKeys, keys: Sequence[str], chunks: Sequence[int]
+    ) -> str:
         """What is behind the whole blocks `keys` of `tokens`."""
-        rest = tokens[len(keys) * self._grid.width :]
+        rest, cut = tokens[len(keys) * self._grid.width :], self._grid.rest(chunks)
         held = hashing.holding(hashing.normalised(extra), len(tokens))
-        return hashing.block(keys[-1] if keys else self.root, rest, held)
+        return hashing.block(keys[-1] if keys else self.root, rest, held, () if cut == (len(rest),) else cut)
 
     def columns(self, keys: Sequence[str]) -> list[str]:
         """The records that by-token layers need of these blocks."""

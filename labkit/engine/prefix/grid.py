@@ -25,31 +25,33 @@ class Grid:
         """Where the chunk that begins at `start` ends: the next multiple of the width, or `limit`."""
         return min(limit, (start // self.width + 1) * self.width)
 
-    def blocks(self, tokens: int) -> int:
-        """Whole blocks in so many tokens."""
-        return tokens // self.width
-
-    def reusable(self, tokens: int) -> int:
-        """Blocks of a prompt that may come from a store: its last token is always fed, for its logits."""
-        return max(0, tokens - 1) // self.width
-
-    def on_boundary(self, tokens: int) -> bool:
-        """Whether so many tokens are whole blocks."""
-        return tokens > 0 and tokens % self.width == 0
-
     def by_block(self, chunks: Sequence[int]) -> list[tuple[int, ...]]:
         """Chunk widths in order of computation -> the widths within each whole block.
 
         Raises:
             ValueError: a chunk that crosses the end of a block, or an empty one.
         """
-        result, current, filled = [], [], 0
+        blocks = self._grouped(chunks)
+        return blocks if sum(blocks[-1]) == self.width else blocks[:-1]
+
+    def rest(self, chunks: Sequence[int]) -> tuple[int, ...]:
+        """The widths behind the last whole block.
+
+        Raises:
+            ValueError: as `by_block`.
+        """
+        last = self._grouped(chunks)[-1]
+        return last if sum(last) < self.width else ()
+
+    def _grouped(self, chunks: Sequence[int]) -> list[tuple[int, ...]]:
+        """The widths within each block that was begun; at least one group, which may be empty."""
+        groups: list[tuple[int, ...]] = [()]
         for chunk in chunks:
+            filled = sum(groups[-1])
+            if filled == self.width:
+                groups.append(())
+                filled = 0
             if chunk < 1 or filled + chunk > self.width:
                 raise ValueError(f"a chunk of {chunk} tokens at {filled} of a block of {self.width} crosses its end")
-            current.append(chunk)
-            filled += chunk
-            if filled == self.width:
-                result.append(tuple(current))
-                current, filled = [], 0
-        return result
+            groups[-1] += (chunk,)
+        return groups

@@ -74,7 +74,7 @@ class SharedPrefixes:
         if (refusal := self._keep_columns(keys, caches)) is not None:
             return Committed(False, refusal)
         if len(tokens) % self._width:
-            return self._keep_tail(tokens, caches, extra, keys)
+            return self._keep_tail(tokens, caches, keys, self._chains.tail_key(tokens, extra, keys, chunks))
         if not self._codec.whole:
             return Committed(True, "present" if present else "stored")
         if self._tiers.kept(name_of(keys[-1], "state")):
@@ -103,7 +103,8 @@ class SharedPrefixes:
             return Committed(False, "state_over_budget")
         name = name_of(keys[-1], "state")
         with self._lock:  # before the writer can say that it failed
-            node = self.tree.add(keys, self._chains.root)
+            if (node := self.tree.get(keys[-1])) is None:  # as it has of the block's columns
+                return Committed(False, "not_written")
             node.state_bytes = record.nbytes
         if (refusal := self._tiers.put(name, record, protect=self._chains.columns(keys))) is not None:
             node.state_bytes = 0
@@ -121,10 +122,7 @@ class SharedPrefixes:
             self._tiers.drop(name_of(key, "state"), after=name)
         return Committed(True, "stored")
 
-    def _keep_tail(
-        self, tokens: Sequence[int], caches: Sequence[Cache], extra: ExtraKeys, keys: list[str]
-    ) -> Committed:
-        key = self._chains.tail_key(tokens, extra, keys)
+    def _keep_tail(self, tokens: Sequence[int], caches: Sequence[Cache], keys: list[str], key: str) -> Committed:
         if self._tiers.kept(name_of(key, "tail")):
             return Committed(True, "present")
         state, scalars = self._codec.state(caches)
@@ -138,8 +136,10 @@ class SharedPrefixes:
     def find(self, tokens: Sequence[int], extra: ExtraKeys, chunks: Sequence[int]) -> Lease | None:
         """Walk back to the newest block that is there and sound in every layer."""
         keys = self._chains.keys(tokens, extra, chunks)
-        if (lease := self._whole_with_tail(tokens, extra, keys)) is not None:
-            return lease
+        if self._tail and len(tokens) % self._width:
+            lease = self._whole_with_tail(len(tokens), keys, self._chains.tail_key(tokens, extra, keys, chunks))
+            if lease is not None:
+                return lease
         matched = self._matched(keys)
         with self._lock:
             if matched:
@@ -180,10 +180,8 @@ class SharedPrefixes:
             with self._lock:
                 self.tree.mark_fork(keys[matched - 1])
 
-    def _whole_with_tail(self, tokens: Sequence[int], extra: ExtraKeys, keys: list[str]) -> Lease | None:
-        if not self._tail or not len(tokens) % self._width:
-            return None
-        name = name_of(self._chains.tail_key(tokens, extra, keys), "tail")
+    def _whole_with_tail(self, tokens: int, keys: list[str], key: str) -> Lease | None:
+        name = name_of(key, "tail")
         if not self._tiers.has(name) or self._matched(keys) < len(self._chains.columns(keys)):
             return None
         tail = self._tiers.get([name], self._chains.expected)[0]
@@ -192,7 +190,7 @@ class SharedPrefixes:
             return None
         self._tiers.touch([*self._chains.columns(keys), name])
         self._counts.add("tail_hits")
-        return self._lease([*blocks, tail], tail, len(tokens))
+        return self._lease([*blocks, tail], tail, tokens)
 
     def _matched(self, keys: list[str]) -> int:
         """How many leading blocks are there, as far as by-token layers are concerned."""

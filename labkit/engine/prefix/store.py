@@ -57,6 +57,7 @@ class PrefixStore:
 
     Attributes:
         grid: tokens of a block.
+        tail: whether it keeps less than a block.
 
     Raises:
         Unsupported: a model with caches that cannot be stored as bytes.
@@ -85,7 +86,7 @@ class PrefixStore:
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name} must be a whole number of bytes, not {value!r}")
         model = loaded.model
-        self.grid = width
+        self.grid, self.tail = width, tail
         self._codec = Codec(model.make_caches, model.layouts)
         layouts = [layout.fingerprint for layout in model.layouts]
         root = hashing.root(loaded.fingerprint, _numerics(model, numerics), layouts, width)

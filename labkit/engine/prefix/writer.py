@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labkit.engine.prefix.counts import Counts
 from labkit.engine.prefix.disk import DiskTier
@@ -103,8 +103,11 @@ class Writer:
         """Queue a removal, to be done once `after` has been written. A write that still waits is called off."""
         with self._change:
             if any(job.name == name and job.record is not None for job in self._jobs):
-                self._jobs = deque(job for job in self._jobs if job.name != name)
                 self._bytes -= self._waiting.pop(name).nbytes
+                # Whatever was to go once this one was written goes once its successor is.
+                orphans = [replace(job, after=after) for job in self._jobs if job.after == name]
+                self._jobs = deque(job for job in self._jobs if name not in (job.name, job.after))
+                self._jobs.extend(orphans)
             if not self.closed:
                 self._leaving.add(name)
                 self._jobs.append(_Job(name, None, after=after))
