@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
 
 from labkit.engine.admission import Admission
+from labkit.engine.asking import Asking
 from labkit.engine.capacity import Budget, Capacity
-from labkit.engine.completion import Completion
+from labkit.engine.delivery import Delivery
 from labkit.engine.events import Event, StepRecord
 from labkit.engine.executor import Executor, cannot_batch
 from labkit.engine.hooks import PrefixStore
+from labkit.engine.journal import Journal
 from labkit.engine.memory import Estimates, MemoryGuard
-from labkit.engine.params import SamplingParams
 from labkit.engine.parking import Parking, PausedRow, Policy
-from labkit.engine.request import Prompt, Request, make_request
-from labkit.engine.scheduler import Scheduler, due
+from labkit.engine.request import Request
+from labkit.engine.scheduler import Plan, Scheduler, due
 from labkit.engine.session import Session, engine_clock
 from labkit.engine.step import Constraint
 from labkit.engine.worker import Worker
 from labkit.models import LoadedModel
 
 
-class Engine:
+class Engine(Asking):
     """Runs requests on one model, as many together as fit.
 
     Between two steps requests join, once their prompts have been computed in chunks, and leave, when they have
@@ -50,7 +49,6 @@ class Engine:
         log_limit: step records kept; the oldest half is dropped when there are more.
 
     Attributes:
-        log: what every step did, as plain data.
         runs_alone: why requests do not decode together with this model, None if they do.
     """
 
@@ -80,7 +78,6 @@ class Engine:
             raise ValueError(f"prefill_chunk {prefill_chunk} is not the store's grid of {prefixes.grid}: leave it out")
         chunk = prefixes.grid if prefixes is not None else prefill_chunk or 2048
         self.loaded, self.guard, self.prefixes = loaded, guard, prefixes
-        self.log: list[StepRecord] = []
         self.runs_alone = cannot_batch(loaded)
         self._clock = engine_clock()
         if policy is not None and guard is None:
@@ -98,11 +95,10 @@ class Engine:
         self._admission = Admission(budget, chunk=chunk, max_rows=max_rows, rectangle=self.runs_alone is None)
         self._scheduler = Scheduler(chunk)
         self._executor = Executor(loaded, grid=chunk, pack=pack_prompts, clock=self._clock, prefixes=prefixes)
-        self._log_limit, self._steps = log_limit, 0
+        self._journal = Journal(log_limit)
+        self._delivery = Delivery(drop=self._remove, ended=self._ended)
         self._live: dict[str, Session] = {}  # whoever has not been told its end
         self._waiting: list[Session] = []
-        self._outbox: deque[tuple[Session, Event]] = deque()  # not yet shown to callbacks
-        self._undelivered: list[Event] = []  # not yet returned by step
         self._stepping = False
         self._parking = None
         if guard is not None:
@@ -115,7 +111,7 @@ class Engine:
                 store=prefixes,
                 chunk=chunk,
                 sessions=self._live,
-                tell=self._tell,
+                tell=self._delivery.tell,
             )
         # Reentrant: a signal's handler may cancel while the thread that it interrupts holds the lock.
         self._lock = threading.RLock()
@@ -154,7 +150,7 @@ class Engine:
         self._admission.check(request)
         session = Session(self.loaded, request, clock=self._clock, on_event=on_event, constraint=constraint)
         self._enqueue(session)
-        self._tell([(session, session.submitted())])
+        self._delivery.tell([(session, session.submitted())])
         return request.id
 
     def _enqueue(self, session: Session, *, paused: bool = False) -> None:
@@ -198,7 +194,7 @@ class Engine:
         found = self._parking.stored(make)
         for session in found:
             self._enqueue(session, paused=True)
-            self._tell([(session, session.submitted())])
+            self._delivery.tell([(session, session.submitted())])
         return [PausedRow(s.request, s.seed, tuple(s.answer), s.cached) for s in found]
 
     def cancel(self, request_id: str) -> bool:
@@ -209,6 +205,11 @@ class Engine:
                 return False
             session.cancelled = True
             return True
+
+    @property
+    def log(self) -> list[StepRecord]:
+        """What the last steps did, as plain data."""
+        return self._journal.records
 
     def capacity(self) -> Capacity:
         """The numbers by which requests are admitted."""
@@ -221,7 +222,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether nothing waits, runs or is to be delivered."""
-        return not self._live and not self._undelivered and not self._outbox
+        return not self._live and self._delivery.empty
 
     def close(self) -> None:
         """End every request as cancelled and give the wired memory back. Events that came before can still be read."""
@@ -253,7 +254,7 @@ class Engine:
             raise RuntimeError("step was called from inside a callback: let the callback return first")
         self._stepping = True
         try:
-            self._tell(())
+            self._delivery.tell()
             self._retire_cancelled()
             chunk = None
             if self._parking is None:
@@ -266,79 +267,11 @@ class Engine:
             if plan.kind != "idle":
                 self._execute(plan)
                 self._retire_cancelled()
-            events, self._undelivered = self._undelivered, []
-            return events
+            return self._delivery.take()
         finally:
             self._stepping = False
 
-    def run(self) -> Iterator[Event]:
-        """Work until every request has finished."""
-        while not self.idle:
-            yield from self.step()
-
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        thinking: bool = True,
-        constraint: Constraint | None = None,
-        **sampling: Any,
-    ) -> Iterator[Event]:
-        """Submit a prompt and yield its events. Closing the iterator cancels it.
-
-        Args:
-            prompt: text as it is; tokens; or messages, rendered by the model's chat template.
-            params: how to sample; `sampling` overrides single options.
-            tools: descriptions of tools, for messages.
-            thinking: whether the template asks for thinking, for messages.
-            constraint: which tokens may follow.
-
-        Raises:
-            ValueError, CapacityError: as `submit`, at once.
-            RuntimeError: from the iterator, if `run` or `step` has handed the request's end to somebody else.
-        """
-        request = self.request(prompt, params, tools=tools, thinking=thinking, **sampling)
-        self.submit(request, constraint=constraint)
-        events = self._events_of(request.id)
-        # Into its try block: a generator that was never started would let go of its request without cancelling it.
-        next(events)
-        return events
-
-    def astream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> AsyncIterator[Event]:
-        """The same for `async for`, any number at a time; the engine works in a thread of its own from then on.
-
-        Raises:
-            ValueError, CapacityError: as `submit`, with the first event.
-        """
-        return self._worker.stream(prompt, params, **options)
-
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """The whole answer; arguments as for `stream`.
-
-        Raises:
-            RequestFailed: it ended with an error.
-        """
-        return Completion.of(list(self.stream(prompt, params, **options)))
-
-    def request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        thinking: bool = True,
-        **sampling: Any,
-    ) -> Request:
-        """A prompt in any form -> a request with its tokens."""
-        return make_request(self.loaded.tokenizer, prompt, params, tools=tools, thinking=thinking, **sampling)
-
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _holds(self, request_id: str) -> bool:
-        """Whether the request has still something to say."""
-        return request_id in self._live or any(event.request == request_id for event in self._undelivered)
 
     def _admit(self) -> None:
         """Let requests start while they fit, in order: nobody overtakes one that has to wait for room."""
@@ -349,55 +282,30 @@ class Engine:
                 session = self._waiting.pop(0)
             self._executor.start(session, events)
             live.append(session.total)
-        self._tell(events)
+        self._delivery.tell(events)
 
-    def _execute(self, plan: Any) -> None:
+    def _execute(self, plan: Plan) -> None:
         events: list[tuple[Session, Event]] = []
         try:
-            record = self._executor.execute(plan, self._steps, events)
+            record = self._executor.execute(plan, self._journal.steps, events)
             if record is not None:
-                self._steps += 1
-                self.log.append(record)
-                if len(self.log) > self._log_limit:
-                    del self.log[: len(self.log) - self._log_limit // 2]
+                self._journal.add(record)
         finally:
-            self._outbox += events
-        self._tell(())
-
-    def _tell(self, events: Sequence[tuple[Session, Event]]) -> None:
-        """Hand events to their requests' callbacks; a callback that raises ends its request alone."""
-        self._outbox += events
-        while self._outbox:
-            session, event = self._outbox.popleft()
-            self._undelivered.append(event)
-            if event.kind == "finished":
-                self._note_end(session)
-            if session.on_event is None:
-                continue
-            try:
-                session.on_event(event)
-            except BaseException as error:  # a callback may raise anything
-                session.on_event = None
-                exits = not isinstance(error, Exception)  # an exit or an interrupt is the caller's to see
-                ends = session.cancel() if exits else session.fail("callback_failed", error)
-                self._undelivered += ends
-                self._remove(session)
-                self._note_end(session)
-                if exits:
-                    raise
+            self._delivery.keep(events)
+        self._delivery.tell()
 
     def _retire_cancelled(self) -> None:
         for session in [s for s in self._live.values() if s.cancelled]:
             ends = session.cancel()
             self._remove(session)
-            self._tell([(session, event) for event in ends])
+            self._delivery.tell([(session, event) for event in ends])
 
     def fail_all(self, error: BaseException) -> None:
         """End every request with this error."""
         for session in list(self._live.values()):
             ends = session.fail("engine_failed", error)
             self._remove(session)
-            self._tell([(session, event) for event in ends])
+            self._delivery.tell([(session, event) for event in ends])
 
     def _remove(self, session: Session) -> None:
         with self._lock:
@@ -405,41 +313,31 @@ class Engine:
                 self._waiting.remove(session)
         self._executor.drop(session)
 
-    def _note_end(self, session: Session) -> None:
-        """Who leaves between two steps (cancelled, failed) left after the last one that it took part in."""
+    def _ended(self, session: Session) -> None:
+        """A request's end was handed out."""
         if self._live.pop(session.id, None) is not None and self._parking is not None:
             self._parking.ended(session)
-        if not session.joined or (self.log and session.id in self.log[-1].leaves):
-            return
-        for place in range(len(self.log) - 1, -1, -1):
-            record = self.log[place]
-            if session.id in record.leaves:
-                return
-            if session.id in record.rows:
-                self.log[place] = replace(record, leaves=(*record.leaves, session.id))
-                return
+        self._journal.left(session)
 
     def _events_of(self, request_id: str) -> Iterator[Event]:
-        finished = False
+        finished, session = False, self._live[request_id]
         try:
             yield
             while not finished:
                 events = self.step()
                 mine = [event for event in events if event.request == request_id]
                 # What belongs to others waits for whoever calls step or run for them.
-                self._undelivered += [event for event in events if event.request != request_id]
+                self._delivery.put_back(event for event in events if event.request != request_id)
                 finished = any(event.kind == "finished" for event in mine)
                 yield from mine
-                if not finished and not self._holds(request_id):
+                if not finished and request_id not in self._live and not self._delivery.holds(request_id):
                     raise RuntimeError(f"the end of request {request_id} was read elsewhere, by run or step")
         finally:
             if not finished:
                 if self.cancel(request_id):
                     self._retire_cancelled()
-                # Nobody is left to read them.
-                self._outbox = deque(told for told in self._outbox if told[1].request != request_id)
-                self._live.pop(request_id, None)
-                self._undelivered = [event for event in self._undelivered if event.request != request_id]
+                self._delivery.forget(request_id)
+                self._ended(session)
 
 
 def _wire_memory() -> int | None:

@@ -53,13 +53,13 @@ class Schedule:
     pack: bool = True
 
 
-def random_schedule(seed: int, *, rows: int = 8, longest: int = 32, answer: int = 12) -> Schedule:
-    """A schedule drawn from a seed: up to 12 requests, up to `rows` at a time, crowded or spread out, some cancelled."""
+def random_schedule(seed: int, *, rows: int = 8, longest: int = 32, answer: int = 20) -> Schedule:
+    """A schedule drawn from a seed: up to 12 requests, `rows` at a time, crowded or spread out, some cancelled."""
     draw = random.Random(seed)
     shared = draw.choice([0, 0, 8, 16])
-    spread = draw.choice([0, 6, 25])
+    spread = draw.choice([0, 0, 6, 25])
     arrivals = []
-    for number in range(draw.randint(1, 12)):
+    for number in range(draw.choice([draw.randint(1, 4), draw.randint(8, 12)])):
         arrivals.append(
             Arrival(
                 step=draw.randint(0, spread),
@@ -71,7 +71,7 @@ def random_schedule(seed: int, *, rows: int = 8, longest: int = 32, answer: int 
                 seed=1000 * seed + number,
             )
         )
-    chunk = draw.choice([1, 2, 3, 4, 8, 16, 64, 64])
+    chunk = draw.choice([2, 4, 8, 16, 16, 64, 64, 64, draw.randint(1, 20)])
     return Schedule(tuple(arrivals), chunk, draw.choice([rows, rows, draw.randint(1, rows)]), draw.random() < 0.8)
 
 

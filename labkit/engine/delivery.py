@@ -1,0 +1,75 @@
+"""Events on their way: to their requests' callbacks first, then to whoever calls `step`. None is lost on the way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from labkit.engine.events import Event
+from labkit.engine.session import Session
+
+
+class Delivery:
+    """Hands events out in order, whatever callbacks do.
+
+    Args:
+        drop: lets go of what a request holds that ended here, because its callback raised.
+        ended: told of each request whose end was handed out.
+    """
+
+    def __init__(self, *, drop: Callable[[Session], None], ended: Callable[[Session], None]):
+        self._drop, self._ended = drop, ended
+        self._outbox: deque[tuple[Session, Event]] = deque()  # not yet shown to callbacks
+        self._undelivered: list[Event] = []  # not yet taken
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything has been taken."""
+        return not self._undelivered and not self._outbox
+
+    def keep(self, events: Iterable[tuple[Session, Event]]) -> None:
+        """Events for the next `tell`."""
+        self._outbox += events
+
+    def tell(self, events: Iterable[tuple[Session, Event]] = ()) -> None:
+        """Show events to their requests' callbacks; a callback that raises ends its request alone.
+
+        Raises:
+            BaseException: what a callback raised that is no `Exception`; the rest is told next time.
+        """
+        self._outbox += events
+        while self._outbox:
+            session, event = self._outbox.popleft()
+            self._undelivered.append(event)
+            if event.kind == "finished":
+                self._ended(session)
+            if session.on_event is None:
+                continue
+            try:
+                session.on_event(event)
+            except BaseException as error:  # a callback may raise anything
+                session.on_event = None
+                exits = not isinstance(error, Exception)  # an exit or an interrupt is the caller's to see
+                self._undelivered += session.cancel() if exits else session.fail("callback_failed", error)
+                self._drop(session)
+                self._ended(session)
+                if exits:
+                    raise
+
+    def take(self) -> list[Event]:
+        """Everything that was told since the last call."""
+        events, self._undelivered = self._undelivered, []
+        return events
+
+    def put_back(self, events: Iterable[Event]) -> None:
+        """Events that were taken and are somebody else's."""
+        self._undelivered += events
+
+    def holds(self, request_id: str) -> bool:
+        """Whether an event of this request was not taken yet."""
+        return any(event.request == request_id for event in self._undelivered)
+
+    def forget(self, request_id: str) -> None:
+        """Nobody is left to read the events of this request."""
+        self._outbox = deque(told for told in self._outbox if told[1].request != request_id)
+        self._undelivered = [event for event in self._undelivered if event.request != request_id]
