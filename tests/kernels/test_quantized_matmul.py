@@ -93,8 +93,9 @@ def test_scales_of_another_dtype_than_x(weights):
 @pytest.mark.parametrize(
     ("rows_", "dtype", "target", "expected"),
     [
-        (1, mx.bfloat16, "cuda", "few_rows"),
-        (8, mx.bfloat16, "cuda", "few_rows"),
+        (1, mx.bfloat16, "cuda", "mlx"),
+        (7, mx.bfloat16, "cuda", "few_rows"),
+        (8, mx.bfloat16, "cuda", "mlx"),
         (9, mx.bfloat16, "cuda", "many_rows"),
         (4096, mx.bfloat16, "cuda", "dequantize"),
         (100, mx.float32, "cuda", "mlx"),
@@ -108,6 +109,13 @@ def test_scales_of_another_dtype_than_x(weights):
 )
 def test_the_choice_of_a_variant(rows_, dtype, target, expected, weights):
     assert choose_variant(rows_, mx.zeros((1, K), dtype), weights, target) == expected
+
+
+def test_one_row_of_a_large_matrix_takes_few_rows_on_cuda():
+    n, k = 12288, 2048
+    groups = mx.zeros((n, k // 64), mx.bfloat16)
+    large = Packed(mx.zeros((n, k // 8), mx.uint32), groups, groups)
+    assert choose_variant(1, mx.zeros((1, k), mx.bfloat16), large, "cuda") == "few_rows"
 
 
 def test_weights_too_small_for_a_kernel_go_to_mlx():

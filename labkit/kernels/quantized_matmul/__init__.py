@@ -34,15 +34,15 @@ __all__ = [
 
 Variant = Literal["few_rows", "many_rows", "dequantize", "mlx"]
 
-DEQUANTIZE_FROM = 384
+DEQUANTIZE_FROM = 320
 """Rows from which dequantising once and multiplying beats the tile on CUDA. H200, N = 12288, K = 2048, 4 bits
-(data/measured/h200_quantized_matmul.json): 72 us against the tile's 28 at 64 rows, 114 against 141 at 512, 348 against
-1,002 at 4,096. Between the first two, both lines taken as straight, they meet at 340 rows."""
+(data/measured/h200_quantized_matmul.json): 71 us against the tile's 26 at 64 rows, 121 against 156 at 512, 355 against
+983 at 4,096. Between the first two, both lines taken as straight, they meet at 314 rows."""
 
-LANES_BELOW = 8192
-"""Outputs below which one row takes the plain form on CUDA too. Same table: N = 2048 took 9.5 us by lanes and 12.6 by
-tensor cores, whose text is half as long again and hashed at each launch; N = 12288 took 14.7 and 13.3."""
-
+SMALL = 10 << 20
+"""Weights below which one row takes MLX's op on CUDA. Same table: N = 2048 took it 6.8 us and `few_rows` 10.3, N =
+12288 18.0 and 11.1; both lines taken as straight, they meet at 5,470 outputs of K = 2048, 11 million weights. Below
+that both wait for the host, whose launch of MLX's op is the cheaper one: no text to hash."""
 
 NATIVE_MANY_FROM = 4
 """Rows from which a CPU dequantises blocks for BLAS: 4 rows took 3.4 ms so, and 4.2 ms from packed weights."""
@@ -51,8 +51,8 @@ NATIVE_MANY_FROM = 4
 def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) -> Variant:
     """The variant for a product on a target.
 
-    CUDA, H200, 4 bits, K = 2048, N = 12288: MLX's op took 18 us for one row, 62 for four, 15 for eight (it has a path
-    for eight alone) and 28 for 64; `few_rows` 13, 15 and 21, `many_rows` 28 (data/measured/h200_quantized_matmul.json).
+    CUDA, H200, 4 bits, K = 2048, N = 12288: MLX's op took 18 us for one row, 59 for four, 16 for eight (it has a path
+    for eight alone) and 29 for 64; `few_rows` 11, 14 and 18, `many_rows` 26 (data/measured/h200_quantized_matmul.json).
     Metal: MLX's op, whose kernels are tuned there, except for 2 to 8 rows, which it has no path for.
     CPU, one core of a busy x86-64, N = K = 2048, fp32: one row 1.0 ms against MLX's 5.0, 64 rows 14 against 323.
     """
@@ -60,6 +60,8 @@ def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) 
         return "mlx"
     if target in (None, "native", "reference"):
         return "few_rows" if rows < NATIVE_MANY_FROM else "many_rows"
+    if target == "cuda" and (rows == FEW or (rows == 1 and weights.n * weights.k < SMALL)):
+        return "mlx"
     if rows <= FEW and (target != "metal" or rows > 1):
         return "few_rows"
     if target == "metal":
@@ -97,8 +99,6 @@ def quantized_matmul(
     where = target_in_use(target)
     variant = variant or choose_variant(rows.shape[0], x, weights, where)
     form = "tensor" if where == "cuda" and "tensor" in forms(x, weights) else "plain"
-    if rows.shape[0] == 1 and weights.n < LANES_BELOW:
-        form = "plain"
     if variant == "few_rows":
         (y,) = FEW_ROWS[form](**few_rows_call(rows, weights, form), target=target)
     elif variant == "many_rows":

@@ -14,11 +14,6 @@ from labkit.kernels.quantized_matmul.packed import Packed, forms
 FEW = 8
 """Rows of x that the kernels for few rows take."""
 
-SHORT = 16384
-"""Outputs up to which one row is cut among more simdgroups with less in flight each. H200, K = 2048
-(data/measured/h200_quantized_matmul.json): N = 12288 took 13.3 us by 8 simdgroups and 2 steps, 17 by 4 and 4; with more
-rows, or N = 248320 (119 us against 109), it is the other way round."""
-
 _FOLDER = Path(__file__).parent
 
 
@@ -75,7 +70,9 @@ def split_for(steps: int, in_flight: int = 4) -> tuple[int, int]:
     """Simdgroups of a threadgroup whose 16 rows take `steps` steps of 64 bytes each, and steps each has in flight.
 
     Four steps are 4 KB in the registers of a simdgroup, 80 of them a thread: 24 simdgroups fit on a multiprocessor of
-    an H200, with four times the bytes in flight that cover its latency; all rows of N = 12288 run at once.
+    an H200, with four times the bytes in flight that cover its latency; all rows of N = 12288 run at once. K = 2048
+    (data/measured/h200_quantized_matmul.json), 4 simdgroups by 4 steps against 8 by 2: one row of N = 12288 11.1 and
+    11.7 us, of N = 248320 107 and 129, four rows of N = 12288 13.8 and 16.2.
     """
     simds = next((simds for simds in (2, 4) if steps <= in_flight * simds), 8)
     return simds, min(in_flight, -(-steps // simds))
@@ -102,7 +99,7 @@ def few_rows_call(
     m = _rows(x, weights, form)
     if m > FEW:
         raise ValueError(f"at most {FEW} rows, not {m}: use many_rows_call")
-    chosen = split_for(-(-weights.k * weights.bits // 512), in_flight=2 if m == 1 and weights.n <= SHORT else 4)
+    chosen = split_for(-(-weights.k * weights.bits // 512))
     simds, unroll = simds or chosen[0], unroll or chosen[1]
     return {
         "inputs": [x, *weights.arrays],
@@ -128,8 +125,8 @@ def stages_for(tile: int) -> int:
 def tile_for(rows: int) -> int:
     """Rows of a tile: the smallest that holds them all, at most 64.
 
-    H200, N = 12288, K = 2048 (data/measured/h200_quantized_matmul.json): 512 rows took 141 us in tiles of 64, 150 of
-    128 and 185 of 32; 4,096 rows 1,002, 1,065 and 1,329.
+    H200, N = 12288, K = 2048 (data/measured/h200_quantized_matmul.json): 512 rows took 156 us in tiles of 64, 157 of
+    128 and 194 of 32; 4,096 rows 983, 1,048 and 1,331.
     """
     return next((tile for tile in (16, 32) if rows <= tile), 64)
 
