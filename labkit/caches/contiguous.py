@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from labkit.caches import masks
+from labkit.caches import host, masks
 from labkit.caches.base import Cache, Unsupported, per_row, to_trim
+from labkit.caches.host import HostViews, Lent
 from labkit.caches.layout import Layout, keys_and_values
+from labkit.caches.tail import TAIL, Tailed
+from labkit.kernels.targets import device_target
 
 STEP = 256  # tokens by which the buffers grow, as in mlx-lm
 
@@ -20,12 +24,13 @@ def rounded(tokens: int) -> int:
     return (tokens + STEP - 1) // STEP * STEP
 
 
-class Columns(Cache):
+class Columns(Tailed, Cache):
     """What both classes share: two buffers [B, H, capacity, D] of which the first `_filled` columns are in use."""
 
     kind = "contiguous"
-    keys: mx.array | None
-    values: mx.array | None
+    keys = Lent()
+    values = Lent()
+    _host: HostViews | None = None
     _mark: Any = None
 
     @property
@@ -59,18 +64,24 @@ class Columns(Cache):
         return self._filled
 
     def empty(self) -> bool:
-        return self.keys is None
+        return self._keys is None
 
     def is_trimmable(self) -> bool:
         return True
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+        held = [] if self._keys is None else [self._keys, self._values, *(self._tail or ())[:2]]
+        return sum(array.nbytes for array in held)
 
     @classmethod
     def bytes_of(cls, layout: Layout, tokens: int, *, chunk: int = 1) -> int:
-        return layout.bytes_per_token * rounded(tokens)
+        # Where kernels run, decoding holds a tail besides.
+        return layout.bytes_per_token * (rounded(tokens) + (TAIL if tokens and device_target() else 0))
+
+    @staticmethod
+    def _capacity_for(columns: int) -> int:
+        return rounded(columns)
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         start, length = self._filled, keys.shape[2]
@@ -91,6 +102,46 @@ class Columns(Cache):
         return mx.fast.scaled_dot_product_attention(
             queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
         )
+
+    def host_columns(self, new: int, batch: int, *, start: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """float32 views of keys and values [B, H, capacity, D] with room for `new` more columns, to be written by the
+        host from column `start` on (the next one by default). They stay the same memory from call to call, unless they
+        must grow, or a reader may still hold what is to be written.
+
+        Args:
+            batch: rows, for a serial cache that is still empty.
+        """
+        filled = self._filled
+        start = filled if start is None else start
+        if self._host is None or self._host.lent > start or self._host.arrays[0].shape[2] < filled + new:
+            self._copy_to_host(filled + new, batch)
+        return self._host.arrays[0], self._host.arrays[1]
+
+    def advance_columns(self, n: int) -> None:
+        """`n` columns were written into `host_columns`."""
+        self._advance_columns(n)
+
+    def _copy_to_host(self, columns: int, batch: int) -> None:
+        self.settle()
+        old, filled, buffers = [self._keys, self._values], self._filled, []
+        for buffer, spec in zip(old, self.layout.arrays, strict=True):
+            present = 0 if buffer is None else buffer.shape[2]
+            capacity = present if columns <= present else rounded(columns)
+            rows = batch if buffer is None else buffer.shape[0]
+            array, view = host.zeros((rows, spec.shape[0], capacity, spec.shape[1]))
+            if filled and buffer is not None:
+                view[:, :, :filled] = np.asarray(buffer.astype(mx.float32))[:, :, :filled]
+            buffers.append((array, view))
+        self.keys, self.values = (array for array, _ in buffers)
+        self._host = HostViews([view for _, view in buffers])
+
+    def _forget(self) -> None:
+        self._host = self._tail = None
+
+    def _lend(self) -> None:
+        self.settle()
+        if self._host is not None:
+            self._host.lent = max(self._host.lent, self._filled)
 
     @abstractmethod
     def _advance_columns(self, n: int) -> None: ...
@@ -116,7 +167,7 @@ class Contiguous(Columns):
 
     @property
     def batch_size(self) -> int:
-        return 1 if self.keys is None else self.keys.shape[0]
+        return 1 if self._keys is None else self._keys.shape[0]
 
     def _advance_columns(self, n: int) -> None:
         self.offset += n
@@ -144,20 +195,6 @@ class Contiguous(Columns):
         self.keys, self.values, self.offset = value
         self.layout = None if self.keys is None else keys_and_values(self.kind, self.keys, self.values)
         self._surplus = 0
-
-    def reserve(self, tokens: int) -> None:
-        """Give the buffers room for `tokens` tokens now, so that their shape stays.
-
-        Raises:
-            ValueError: if the arrays' shapes are not known yet.
-        """
-        if self.layout is None:
-            raise ValueError("the shapes are not known before the first token: make the cache with a layout")
-        like = [
-            mx.zeros((self.batch_size, spec.shape[0], 0, spec.shape[1]), getattr(mx, spec.dtype))
-            for spec in self.layout.arrays
-        ]
-        self._grow(tokens, *like)
 
     def trim(self, n: int) -> int:
         n = to_trim(n, self.offset)

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
+from labkit.caches import host
 from labkit.caches.base import OPERATIONS, Cache, Unsupported, per_row, row_numbers
+from labkit.caches.host import HostViews, Lent
 from labkit.caches.layout import ArraySpec, Layout, dtype_name
 
 _NO_COLUMNS = {"trim", "append"}
@@ -27,9 +30,11 @@ class Recurrent(Cache):
 
     kind = "recurrent"
     supports = OPERATIONS - _NO_COLUMNS - {"extend", "filter", "extract"}
+    cache = Lent()
+    _host: HostViews | None = None
 
     def __init__(self, size: int = 2, layout: Layout | None = None, *, batch: int = 1):
-        self.cache: list[mx.array | None] = [None] * size
+        self.cache = [None] * size
         self.left_padding: mx.array | None = None
         self.lengths: mx.array | None = None
         self.layout = layout
@@ -42,8 +47,8 @@ class Recurrent(Cache):
         return self.cache[index]
 
     def __setitem__(self, index: int, value: mx.array | None) -> None:
-        self.cache[index] = value
-        if self.layout is None and all(state is not None for state in self.cache):
+        self._cache[index], self._host = value, None
+        if self.layout is None and all(state is not None for state in self._cache):
             self.layout = self._layout_now()
 
     def _layout_now(self) -> Layout:
@@ -55,18 +60,41 @@ class Recurrent(Cache):
 
     @property
     def batch_size(self) -> int:
-        first = next((state for state in self.cache if state is not None), None)
+        first = next((state for state in self._cache if state is not None), None)
         return self._batch if first is None else first.shape[0]
 
     def size(self) -> int:
         return 0
 
     def empty(self) -> bool:
-        return all(state is None for state in self.cache)
+        return all(state is None for state in self._cache)
 
     @property
     def nbytes(self) -> int:
-        return sum(state.nbytes for state in self.cache if state is not None)
+        return sum(state.nbytes for state in self._cache if state is not None)
+
+    def host_states(self, batch: int) -> list[np.ndarray]:
+        """float32 views of the states, for the host to change; zeros before the first token. They stay the same memory
+        from call to call, unless a reader may still hold it.
+
+        Args:
+            batch: rows, for a cache that is still empty.
+        """
+        if self._host is None or self._host.lent:
+            pairs = [
+                host.zeros((batch, *spec.shape)) if state is None else host.copied(state)
+                for state, spec in zip(self._cache, self.layout.arrays, strict=True)
+            ]
+            self.cache = [array for array, _ in pairs]
+            self._host = HostViews([view for _, view in pairs])
+        return self._host.arrays
+
+    def _forget(self) -> None:
+        self._host = None
+
+    def _lend(self) -> None:
+        if self._host is not None:
+            self._host.lent = 1
 
     @classmethod
     def bytes_of(cls, layout: Layout, tokens: int, *, chunk: int = 1) -> int:

@@ -5,6 +5,7 @@
 | `residual_rms_norm` | add, RMSNorm | every block |
 | `norm_router` | add, RMSNorm, the router's quantised matmul | sparse blocks, up to 8 rows |
 | `qk_norm_rope` | splitting off the gate, two RMSNorms, two rotations, layout | attention |
+| `append_heads` | the same, and two writes into a tail of the cache | attention of a few new tokens |
 | `output_gate` | layout, sigmoid, multiply | attention |
 | `gated_rms_norm` | RMSNorm, silu, multiply | Gated DeltaNet |
 
@@ -21,12 +22,13 @@ from pathlib import Path
 import mlx.core as mx
 
 from labkit.kernels.fused import reference
-from labkit.kernels.fused.chains import gated_rms_norm, norm_router, output_gate, qk_norm_rope
+from labkit.kernels.fused.chains import append_heads, gated_rms_norm, norm_router, output_gate, qk_norm_rope
 from labkit.kernels.headers import SHARED
 from labkit.kernels.launch import Kernel
 
 __all__ = [
     "RESIDUAL_RMS_NORM",
+    "append_heads",
     "gated_rms_norm",
     "norm_router",
     "output_gate",

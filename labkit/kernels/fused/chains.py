@@ -5,11 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 
 from labkit.kernels.fused.launches import (
+    APPEND_HEADS,
     GATED_RMS_NORM,
     MAX_ROUTED_ROWS,
     NORM_ROUTER,
     OUTPUT_GATE,
     QK_NORM_ROPE,
+    append_heads_call,
     gated_rms_norm_call,
     norm_router_call,
     output_gate_call,
@@ -52,6 +54,44 @@ def qk_norm_rope(
     """
     call = qk_norm_rope_call(queries, keys, q_weight, k_weight, positions, eps, rotary, base, inverse_frequency)
     return tuple(QK_NORM_ROPE(**call, target=target))
+
+
+def append_heads(
+    projected: mx.array,
+    q_weight: mx.array,
+    k_weight: mx.array,
+    positions: mx.array,
+    tail_keys: mx.array,
+    tail_values: mx.array,
+    write: mx.array,
+    *,
+    eps: float,
+    rotary: int,
+    base: float = 10000.0,
+    target: str | None = None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """`qk_norm_rope` of a few new tokens, whose keys and values become the next columns of a small tail.
+
+    No kernel writes into its inputs, so the tail is copied: it is small, and the copy needs no launch of its own.
+
+    Args:
+        projected: [B, L, W], rows of one projection: each head's query and gate (2 D), all keys, all values.
+        q_weight, k_weight: [D], of the norms. positions: [B] int32, of each row's first token.
+        tail_keys, tail_values: [B, Hk, C, D], in projected's dtype; D a multiple of four.
+        write: int32 [1 or more], whose first value is the column of the first new token, at most C - L.
+        eps, rotary, base, target: as for `qk_norm_rope`.
+
+    Returns:
+        q [B * L, Hq, D], token by token as decode attention takes it; the two tails with the new columns, and zeros
+        behind them.
+
+    Raises:
+        ValueError: shapes, dtypes or sizes that do not fit.
+
+    Source: as `qk_norm_rope`; the tail is the in-place rule's (`labkit.kernels.in_place`).
+    """
+    call = append_heads_call(projected, q_weight, k_weight, positions, tail_keys, tail_values, write, eps, rotary, base)
+    return tuple(APPEND_HEADS(**call, target=target))
 
 
 def output_gate(attended: mx.array, q_gate: mx.array, *, target: str | None = None) -> mx.array:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 
 from labkit.kernels.fused.launches import (
+    APPEND_HEADS,
     GATED_RMS_NORM,
     NORM_ROUTER,
     OUTPUT_GATE,
     QK_NORM_ROPE,
+    append_heads_call,
     gated_rms_norm_call,
     norm_router_call,
     output_gate_call,
@@ -33,6 +35,17 @@ def _qk(rows, length, heads, dim, rotary, dtype, gated=True, positions=None) -> 
         positions = mx.random.randint(-5, 2000, (rows,))
     weights = _weight(dim, dtype), _weight(dim, dtype)
     return QK_NORM_ROPE.launch(**qk_norm_rope_call(queries, keys, *weights, positions, 1e-6, rotary, 1e7))
+
+
+def _append(rows, length, heads, dim, rotary, columns, write, dtype) -> Launch:
+    width = (2 * heads[0] + 2 * heads[1]) * dim
+    tails = [_normal((rows, heads[1], columns, dim), dtype) for _ in range(2)]
+    at = mx.array([write] * 8, dtype=mx.int32)
+    weights = _weight(dim, dtype), _weight(dim, dtype)
+    positions = mx.random.randint(-5, 2000, (rows,))
+    return APPEND_HEADS.launch(
+        **append_heads_call(_normal((rows, length, width), dtype), *weights, positions, *tails, at, 1e-6, rotary, 1e7)
+    )
 
 
 def _gate(rows, heads, length, dim, dtype) -> Launch:
@@ -121,6 +134,25 @@ CHAIN_ENTRIES = [
                 lambda dtype: _qk(1, 4096, (16, 2), 256, 64, dtype),
                 mlx_qk,
                 bytes=4096 * 2 * 2 * 18 * 256,
+            ),
+        ),
+    ),
+    Entry(
+        APPEND_HEADS,
+        cases=(
+            Case(
+                "1 token, 8/1 heads of 256, 8 columns", lambda dtype: _append(1, 1, (8, 1), 256, 64, 8, 5, dtype)
+            ),
+            Case("2 x 3 tokens to the end", lambda dtype: _append(2, 3, (4, 2), 64, 64, 11, 8, dtype)),
+            Case("2 x 2 tokens into an empty tail", lambda dtype: _append(2, 2, (3, 1), 36, 6, 5, 0, dtype)),
+        ),
+        summary="q/k norm and rotation of new tokens, their keys and values in a tail of the cache",
+        tolerance=_ROTATED,
+        benches=(
+            Bench(
+                "1 token, 16/2 heads of 256, 256 columns",
+                lambda dtype: _append(1, 1, (16, 2), 256, 64, 256, 100, dtype),
+                bytes=2 * 2 * 2 * 2 * 256 * 256 + 2 * (2 * 16 + 4) * 256,
             ),
         ),
     ),

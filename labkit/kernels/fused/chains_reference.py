@@ -11,18 +11,42 @@ def qk_norm_rope(launch: Launch) -> list[mx.array]:
     """RMSNorm of each head, then the rotation of pairs (i, i + rotary / 2), heads before tokens."""
     queries, keys, q_weight, k_weight, frequency, positions, eps, _, length = launch.inputs
     template = dict(launch.template)
-    dim, rotary = template["D"], template["ROTARY"]
+    dim, half = template["D"], template["ROTARY"] // 2
     if not template["PER_TOKEN"]:
         positions = positions[:, None] + mx.arange(length.item())
-    angle = positions.astype(mx.float32)[:, None, :, None] * frequency[: rotary // 2]
+    angle = positions.astype(mx.float32)[:, None, :, None] * frequency[:half]
     cos, sin = mx.cos(angle), mx.sin(angle)
 
-    def normalise_and_rotate(x: mx.array, weight: mx.array) -> mx.array:
-        x = _rms_norm(x[..., :dim].astype(mx.float32), weight, eps).transpose(0, 2, 1, 3)
-        low, high, rest = x[..., : rotary // 2], x[..., rotary // 2 : rotary], x[..., rotary:]
-        return mx.concatenate([low * cos - high * sin, low * sin + high * cos, rest], axis=-1)
+    return [
+        _rotate(_rms_norm(x[..., :dim].astype(mx.float32), weight, eps).transpose(0, 2, 1, 3), cos, sin)
+        for x, weight in ((queries, q_weight), (keys, k_weight))
+    ]
 
-    return [normalise_and_rotate(queries, q_weight), normalise_and_rotate(keys, k_weight)]
+
+def append_heads(launch: Launch) -> list[mx.array]:
+    """Queries by token, and the tails with the new columns from `write` on; columns behind them are zero."""
+    projected, q_weight, k_weight, frequency, positions, tail_keys, tail_values, write, eps = launch.inputs
+    template = dict(launch.template)
+    dim, heads, kv_heads, length = (template[name] for name in ("D", "HQ", "HK", "L"))
+    rows = projected.shape[0]
+    ends = [2 * heads * dim, (2 * heads + kv_heads) * dim]
+    queries, keys, values = (
+        part.astype(mx.float32).reshape(rows, length, -1, dim) for part in mx.split(projected, ends, axis=-1)
+    )
+    angle = (positions[:, None] + mx.arange(length)).astype(mx.float32)[:, :, None, None]
+    angle = angle * frequency[: template["ROTARY"] // 2]
+    cos, sin = mx.cos(angle), mx.sin(angle)
+    q = _rotate(_rms_norm(queries[:, :, ::2], q_weight, eps), cos, sin)
+    k = _rotate(_rms_norm(keys, k_weight, eps), cos, sin)
+    column = mx.arange(template["C"]) - write[0]
+    source = mx.clip(column, 0, length - 1)
+    fresh = ((column >= 0) & (column < length))[:, None]
+
+    def appended(tail: mx.array, new: mx.array) -> mx.array:
+        older = mx.where((column < 0)[:, None], tail.astype(mx.float32), 0.0)
+        return mx.where(fresh, mx.take(new.swapaxes(1, 2), source, axis=2), older)
+
+    return [q.reshape(rows * length, heads, dim), appended(tail_keys, k), appended(tail_values, values)]
 
 
 def output_gate(launch: Launch) -> list[mx.array]:
@@ -55,6 +79,13 @@ def norm_router(launch: Launch) -> list[mx.array]:
         bits=template["BITS"],
     )
     return [hidden, normed, normed @ router.T]
+
+
+def _rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Pairs (i, i + rotary / 2) of the last axis turned by their angles."""
+    half = cos.shape[-1]
+    low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return mx.concatenate([low * cos - high * sin, low * sin + high * cos, rest], axis=-1)
 
 
 def _rms_norm(x: mx.array, weight: mx.array, eps: mx.array) -> mx.array:

@@ -15,14 +15,25 @@ from labkit.kernels.launch import Kernel
 
 _HERE = Path(__file__).parent
 _VALUES = Header.from_file(_HERE / "values.h")
+_HEADS = Header.from_file(_HERE / "values.h", _HERE / "heads.h")
 _THREADS = 256
 
 QK_NORM_ROPE = Kernel.from_file(
     _HERE / "qk_norm_rope.metal",
     ["queries", "keys", "q_weight", "k_weight", "inverse_frequency", "positions", "eps", "N", "L"],
     ["q", "k"],
-    header=_VALUES,
+    header=_HEADS,
     reference=reference.qk_norm_rope,
+)
+APPEND_HEADS = Kernel.from_file(
+    _HERE / "append_heads.metal",
+    [
+        *("projected", "q_weight", "k_weight", "inverse_frequency", "positions"),
+        *("tail_keys", "tail_values", "write", "eps"),
+    ],
+    ["q", "tail_keys_out", "tail_values_out"],
+    header=_HEADS,
+    reference=reference.append_heads,
 )
 OUTPUT_GATE = Kernel.from_file(
     _HERE / "output_gate.metal",
@@ -98,6 +109,53 @@ def qk_norm_rope_call(
         **_simdgroups(rows * length * (query_heads + key_heads)),
         "output_shapes": [(rows, query_heads, length, dim), (rows, key_heads, length, dim)],
         "output_dtypes": [queries.dtype] * 2,
+    }
+
+
+def append_heads_call(
+    projected: mx.array,
+    q_weight: mx.array,
+    k_weight: mx.array,
+    positions: mx.array,
+    tail_keys: mx.array,
+    tail_values: mx.array,
+    write: mx.array,
+    eps: float,
+    rotary: int,
+    base: float = 10000.0,
+) -> dict:
+    """The arguments of `APPEND_HEADS`. Raises ValueError for what does not fit."""
+    if projected.ndim != 3 or tail_keys.ndim != 4 or tail_keys.shape != tail_values.shape:
+        raise ValueError(
+            f"projected [B, L, W] and tails [B, Hk, C, D] are needed, not {projected.shape}, {tail_keys.shape} and "
+            f"{tail_values.shape}"
+        )
+    (rows, length, width), (batch, key_heads, columns, dim) = projected.shape, tail_keys.shape
+    heads, rest = divmod(width - 2 * key_heads * dim, 2 * dim)
+    if batch != rows or rest or heads < 1 or length > columns or width % 4 or dim % 4:
+        raise ValueError(
+            f"projected {projected.shape} holds no queries with gates, keys and values for tails {tail_keys.shape}"
+        )
+    if projected.dtype != tail_keys.dtype or projected.dtype != tail_values.dtype:
+        raise ValueError(f"projected and tails need one dtype, not {projected.dtype} and {tail_keys.dtype}")
+    if q_weight.shape != (dim,) or k_weight.shape != (dim,):
+        raise ValueError(f"norm weights need shape ({dim},), not {q_weight.shape} and {k_weight.shape}")
+    if positions.shape != (rows,) or write.ndim != 1 or write.dtype != mx.int32:
+        raise ValueError(f"positions [{rows}] and write [1 or more] int32 are needed, not {positions.shape}, {write}")
+    if not 0 <= rotary <= dim or rotary % 2:
+        raise ValueError(f"rotary must be even and at most {dim}, not {rotary}")
+    frequency = _inverse_frequency(rotary, base)
+    tasks = heads * length + key_heads * columns
+    return {
+        "inputs": [projected, q_weight, k_weight, frequency, positions, tail_keys, tail_values, write, float(eps)],
+        "template": [
+            *(("T", projected.dtype), ("D", dim), ("HQ", heads), ("HK", key_heads), ("L", length), ("C", columns)),
+            *(("ROTARY", rotary), ("PITCH", width), ("VEC", 4), ("THREADS", _THREADS)),
+        ],
+        "grid": (-(-tasks // (_THREADS // 32)) * _THREADS, rows, 1),
+        "threadgroup": (_THREADS, 1, 1),
+        "output_shapes": [(rows * length, heads, dim), tail_keys.shape, tail_values.shape],
+        "output_dtypes": [projected.dtype] * 3,
     }
 
 

@@ -75,6 +75,7 @@ def choose_experts(
     bias: mx.array | None = None,
     renormalise: bool = True,
     scale: float = 1.0,
+    shared: int = 0,
     target: str | None = None,
 ) -> tuple[mx.array, mx.array]:
     """The k best experts of each token and their weights.
@@ -87,11 +88,13 @@ def choose_experts(
         bias: [E], added to the scores for choosing alone, never to the weights.
         renormalise: divide by the sum of the chosen scores; without it softmax weights are shares of all experts.
         scale: multiplies the weights.
+        shared: slots behind the k for a shared expert that runs as experts E and following: every token goes there,
+            with the sigmoid of logit E, its gate, as weight.
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        indices [T, k] int32, best first, the lower expert among equals; weights [T, k] float32, all 0 in a row whose
-        chosen scores are 0.
+        indices [T, k + shared] int32, best first, the lower expert among equals; weights [T, k + shared] float32, the
+        first k all 0 in a row whose chosen scores are 0.
 
     Raises:
         ValueError: shapes or sizes that do not fit.
@@ -99,7 +102,7 @@ def choose_experts(
     Source: `Qwen3NextSparseMoeBlock` and `group_expert_select` (without groups) of mlx-lm; Fedus et al. 2021 (arXiv
     2101.03961), Liu et al. 2024 (arXiv 2412.19437) for the correction bias.
     """
-    call = choose_experts_call(logits, k, experts, scoring, bias, renormalise, scale)
+    call = choose_experts_call(logits, k, experts, scoring, bias, renormalise, scale, shared=shared)
     indices, weights, _ = CHOOSE_EXPERTS(**call, target=target)
     return indices, weights
 
@@ -133,16 +136,18 @@ def route(
     bias: mx.array | None = None,
     renormalise: bool = True,
     scale: float = 1.0,
+    shared: int = 0,
     target: str | None = None,
 ) -> Routing:
-    """Choose experts and group the rows: one launch up to 32 tokens, two for more.
+    """Choose experts and group the rows: one launch up to 32 tokens, two for more or with shared slots.
 
     Args as `choose_experts` and `group_rows`. Raises ValueError likewise.
     """
     arguments = (logits, k, experts, scoring, bias, renormalise, scale)
-    if logits.ndim == 2 and logits.shape[0] <= FEW:
+    if logits.ndim == 2 and logits.shape[0] <= FEW and not shared:
         indices, weights, *groups = ROUTE_FEW(**route_few_call(*arguments, tile), target=target)
         return Routing(indices, weights, Groups(*groups, tile))
-    indices, weights, counts = CHOOSE_EXPERTS(**choose_experts_call(*arguments), target=target)
-    groups = GROUP_ROWS(**group_rows_call(indices, counts, experts or logits.shape[-1], tile), target=target)
+    indices, weights, counts = CHOOSE_EXPERTS(**choose_experts_call(*arguments, shared=shared), target=target)
+    experts = (experts or logits.shape[-1]) + shared
+    groups = GROUP_ROWS(**group_rows_call(indices, counts, experts, tile), target=target)
     return Routing(indices, weights, Groups(*groups, tile))

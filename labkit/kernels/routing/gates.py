@@ -100,6 +100,10 @@ ENTRIES = [
                 lambda dtype: _choose(_logits(33, 100, dtype), 3, scoring="sigmoid", bias=_bias(100), scale=2.5),
             ),
             Case(
+                "35 tokens, 3 of 30 and 2 slots of a shared expert",
+                lambda dtype: _choose(_logits(35, 31, dtype), 3, experts=30, shared=2),
+            ),
+            Case(
                 "ties, NaN and infinities, shares of all, 5 of 37 in rows of 40",
                 lambda dtype: _choose(_odd_logits(4, 40, dtype), 5, experts=37, renormalise=False),
             ),

@@ -63,22 +63,32 @@ def choose_experts_call(
     scale: float = 1.0,
     threads: int = 512,
     block: int | None = None,
+    shared: int = 0,
 ) -> dict:
     """The arguments of `CHOOSE_EXPERTS`; `block` tokens a threadgroup, by default `tokens_per_block`.
+
+    Args:
+        shared: experts behind the E that every token goes to, with the sigmoid of logit E as their weight.
 
     Raises:
         ValueError: shapes or sizes that do not fit.
     """
     inputs, template = _choice(logits, k, experts, scoring, bias, renormalise, scale)
     tokens, experts = logits.shape[0], dict(template)["E"]
-    block = block or tokens_per_block(tokens, k)
+    slots, groups = k + shared, experts + shared
+    if shared and (experts >= logits.shape[1] or slots > MAX_K or groups > MAX_EXPERTS):
+        raise ValueError(
+            f"{shared} shared slots beside {k} of {experts} experts: logits {logits.shape} need one column more than "
+            f"experts, and at most {MAX_K} slots and {MAX_EXPERTS} experts are possible in all"
+        )
+    block = block or tokens_per_block(tokens, slots)
     blocks = -(-tokens // block)
     return {
         "inputs": inputs,
-        "template": [*template, ("TOKENS", block), ("THREADS", threads)],
+        "template": [*template, ("TOKENS", block), ("THREADS", threads), ("SHARED", shared)],
         "grid": (blocks * threads, 1, 1),
         "threadgroup": (threads, 1, 1),
-        "output_shapes": [(tokens, k), (tokens, k), (blocks, experts)],
+        "output_shapes": [(tokens, slots), (tokens, slots), (blocks, groups)],
         "output_dtypes": [mx.int32, mx.float32, mx.int32],
     }
 

@@ -13,8 +13,13 @@ def choose_experts(launch: Launch) -> list[mx.array]:
     """Experts and weights of each token, and the counts of each block of tokens."""
     template = dict(launch.template)
     indices, weights = _choose(launch, template)
-    block = template["TOKENS"] * template["K"]
-    return [indices, weights, _block_counts(indices.reshape(-1), block, template["E"])]
+    if shared := template["SHARED"]:
+        further = mx.arange(template["E"], template["E"] + shared, dtype=mx.int32)
+        gate = mx.sigmoid(launch.inputs[0][:, template["E"], None].astype(mx.float32))
+        indices = mx.concatenate([indices, mx.broadcast_to(further, (indices.shape[0], shared))], axis=1)
+        weights = mx.concatenate([weights, mx.broadcast_to(gate, (indices.shape[0], shared))], axis=1)
+    block = template["TOKENS"] * indices.shape[1]
+    return [indices, weights, _block_counts(indices.reshape(-1), block, template["E"] + shared)]
 
 
 def count_experts(launch: Launch) -> list[mx.array]:

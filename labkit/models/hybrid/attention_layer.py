@@ -5,16 +5,31 @@ Source: Qwen3-Next's attention (mlx-lm's models/qwen3_next.py); RoFormer, Su et 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import mlx.core as mx
 
 from labkit.caches import BatchedContiguous, Contiguous
-from labkit.kernels.attention import prefill_attention
-from labkit.kernels.fused import output_gate, qk_norm_rope
+from labkit.kernels.attention import Tail, decode_rows, prefill_attention
+from labkit.kernels.fused import append_heads, output_gate, qk_norm_rope
 from labkit.models.hybrid.config import HybridConfig
 from labkit.models.hybrid.packing import AttentionWeights
 from labkit.models.hybrid.plan import Step
+from labkit.models.hybrid.variants import Variants
+
+FIXED_FROM = 32 * 1024
+"""Columns of context from which `columns="by_context"` takes fixed blocks: the published engine's border."""
 
 KeyValueCache = Contiguous | BatchedContiguous
+
+
+class Memory(NamedTuple):
+    """A cache's buffers [B, Hkv, S, D] and its tail [B, Hkv, C, D]; a step changes the tail alone."""
+
+    keys: mx.array
+    values: mx.array
+    tail_keys: mx.array
+    tail_values: mx.array
 
 
 class AttentionLayer:
@@ -40,10 +55,64 @@ class AttentionLayer:
             attended = mx.fast.scaled_dot_product_attention(q, keys, values, scale=self.scale, mask=step.mask)
         return step.plan.product(output_gate(attended, q_gate), self.weights.output)
 
+    def memory(self, cache: KeyValueCache, step: Step) -> Memory:
+        """What the cache holds, with room for the step in its tail."""
+        keys, values, tail = cache.open_tail(step.length)
+        return Memory(keys, values, tail.keys, tail.values)
+
+    def keep(self, cache: KeyValueCache, memory: Memory, step: Step) -> None:
+        """Give the cache what a step left."""
+        cache.take_tail(memory.tail_keys, memory.tail_values, step.length)
+
+    def mix(self, x: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
+        """The layer for a few new tokens, as a function of arrays alone."""
+        columns, variants = step.columns, step.plan.variants
+        projected = step.plan.product(x, self.weights.inputs)
+        append = self._append if variants.fuse_queries else self._append_apart
+        q, *tail = append(projected, memory, step)
+        attended = decode_rows(
+            q, memory.keys, memory.values, columns.first, columns.last, scale=self.scale, gates=projected,
+            tail=Tail(*tail, columns.settled), layout=self._layout(memory.keys, variants),
+            packed=variants.heads == "packed", wide=variants.loads == "wide",
+        )  # fmt: skip
+        attended = attended.reshape(step.batch, step.length, -1)
+        return step.plan.product(attended, self.weights.output), Memory(memory.keys, memory.values, *tail)
+
+    def _append(self, projected: mx.array, memory: Memory, step: Step) -> tuple[mx.array, mx.array, mx.array]:
+        """q [B * L, Hq, D], and the tail with the new columns."""
+        return append_heads(
+            projected, self.weights.q_norm, self.weights.k_norm, step.positions, memory.tail_keys, memory.tail_values,
+            step.columns.write, eps=self.config.eps, rotary=self.config.rotary, base=self.config.rope_base,
+        )  # fmt: skip
+
+    def _append_apart(self, projected: mx.array, memory: Memory, step: Step) -> tuple[mx.array, mx.array, mx.array]:
+        """The same in MLX's separate operations."""
+        config = self.config
+        q_gate, k, v = self._split(projected, step)
+        q = mx.fast.rms_norm(q_gate[..., : config.head_dim], self.weights.q_norm, config.eps).swapaxes(1, 2)
+        k = mx.fast.rms_norm(k, self.weights.k_norm, config.eps).swapaxes(1, 2)
+        q, k = (
+            mx.fast.rope(
+                part, config.rotary, traditional=False, base=config.rope_base, scale=1.0, offset=step.positions
+            )
+            for part in (q, k)
+        )
+        write = step.columns.write[:1]
+        keys = mx.slice_update(memory.tail_keys, k, write, axes=(2,))
+        values = mx.slice_update(memory.tail_values, v.swapaxes(1, 2), write, axes=(2,))
+        return q.swapaxes(1, 2).reshape(step.tokens, config.query_heads, -1), keys, values
+
+    def _layout(self, keys: mx.array, variants: Variants) -> str:
+        if variants.columns == "by_context":
+            return "fixed" if keys.shape[2] >= FIXED_FROM else "general"
+        return variants.columns
+
     def _project(self, x: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
         """[B, L, Hq, 2 D] of queries and gates, [B, L, Hkv, D] of keys and of values."""
+        return self._split(step.plan.product(x, self.weights.inputs), step)
+
+    def _split(self, projected: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
         config = self.config
-        projected = step.plan.product(x, self.weights.inputs)
         queries, kv = 2 * config.query_heads * config.head_dim, config.kv_heads * config.head_dim
         q_gate, k, v = mx.split(projected, [queries, queries + kv], axis=-1)
         shape = step.batch, step.length

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from labkit.caches import Recurrent
+from labkit.kernels.fused import gated_rms_norm
 from labkit.kernels.gated_delta import (
     Tensor,
     chunked,
@@ -48,17 +49,17 @@ class DeltaLayer:
 
     def __call__(self, x: mx.array, cache: Recurrent, step: Step) -> mx.array:
         """x [B, L, hidden], normalised -> [B, L, hidden]; moves the cache on."""
-        out, memory = self.mix(x, self.memory(cache, step.batch, x.dtype), step)
+        out, memory = self.mix(x, self.memory(cache, step), step)
         self.keep(cache, memory, step)
         return out
 
-    def memory(self, cache: Recurrent, batch: int, dtype: mx.Dtype) -> Memory:
+    def memory(self, cache: Recurrent, step: Step) -> Memory:
         """What the cache holds; zeros before the first token."""
         if cache[0] is not None:
             return Memory(cache[0], cache[1])
-        config = self.config
+        config, batch = self.config, step.batch
         shape = (batch, config.value_heads, config.value_dim, config.key_dim)
-        return Memory(mx.zeros((batch, 3, config.conv_channels), dtype), mx.zeros(shape, mx.float32))
+        return Memory(mx.zeros((batch, 3, config.conv_channels), self.weights.conv.dtype), mx.zeros(shape, mx.float32))
 
     def keep(self, cache: Recurrent, memory: Memory, step: Step) -> None:
         """Give the cache what a step left."""
@@ -81,6 +82,12 @@ class DeltaLayer:
         out = step.plan.product(y.reshape(step.batch, step.length, -1), self.weights.output)
         return out, after
 
+    def _places(self, projected: mx.array) -> tuple[int, int, int] | None:
+        """The columns of z, a and b in the projection's rows, where kernels can read them in place."""
+        channels, width, heads = self.config.conv_channels, self.config.delta_width, self.config.value_heads
+        readable = projected.shape[-1] % 4 == 0 and channels % 4 == 0
+        return (channels, channels + width, channels + width + heads) if readable else None
+
     def _split(self, projected: mx.array) -> list[mx.array]:
         """qkv, z, a, b."""
         channels, width = self.config.conv_channels, self.config.delta_width
@@ -89,26 +96,30 @@ class DeltaLayer:
 
     def _in_one_launch(self, projected: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
         weights = self.weights
-        qkv, z, a, b = self._split(projected)
+        places = self._places(projected)
+        qkv, z, a, b = (projected, *places) if places else self._split(projected)
         y, state, tail = decode_step(
             qkv, a, b, z, memory.tail, memory.state, weights.conv, weights.a_log, weights.dt_bias, weights.norm,
             self.config.eps, step.spans, heads=self.heads, dims=self.dims, each=step.recording,
         )  # fmt: skip
-        return y, Memory(_tails(memory.tail, qkv) if step.recording else tail, state)
+        return y, Memory(self._tails(memory.tail, projected) if step.recording else tail, state)
 
     def _in_three(self, projected: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
-        weights = self.weights
-        qkv, z, a, b = self._split(projected)
+        weights, channels = self.weights, self.config.conv_channels
+        places = self._places(projected)
+        qkv, z, a, b = (projected, *places) if places else self._split(projected)
         q, k, v, log_decay, beta, tail = scan_inputs(
             qkv, a, b, memory.tail, weights.conv, weights.a_log, weights.dt_bias, step.spans,
             heads=self.heads, dims=self.dims,
         )  # fmt: skip
         if step.recording:
             y, states = _scan_each(q, k, v, log_decay, beta, memory.state)
-            memory = Memory(_tails(memory.tail, qkv), states)
+            memory = Memory(self._tails(memory.tail, projected), states)
         else:
             y, state = _update(step)(q, k, v, log_decay, beta, memory.state, step.spans)
             memory = Memory(tail, state)
+        if places:
+            return gated_rms_norm(y, projected, weights.norm, self.config.eps, start=channels), memory
         return gated_norm(y, z.reshape(y.shape), weights.norm, self.config.eps), memory
 
     def _plainly(self, projected: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
@@ -126,8 +137,13 @@ class DeltaLayer:
         y, state, states = plain.recurrence(q * config.key_dim**-0.5, k, v, *gates, memory.state, spans)
         y = plain.gated_norm(y, z.reshape(y.shape), weights.norm, config.eps).astype(qkv.dtype)
         if step.recording:
-            return y, Memory(_tails(memory.tail, qkv), mx.stack(states, axis=1))
+            return y, Memory(self._tails(memory.tail, projected), mx.stack(states, axis=1))
         return y, Memory(tail.astype(qkv.dtype), state)
+
+    def _tails(self, tail: mx.array, projected: mx.array) -> mx.array:
+        """The conv tail after each token: [B, L, 3, C]."""
+        sequence = mx.concatenate([tail, projected[..., : self.config.conv_channels]], axis=1)
+        return mx.stack([sequence[:, t + 1 : t + 4] for t in range(projected.shape[1])], axis=1)
 
 
 def _update(step: Step):
@@ -156,9 +172,3 @@ def _scan_each(q, k, v, log_decay, beta, state) -> tuple[mx.array, mx.array]:
         outputs.append(y)
         states.append(state)
     return mx.concatenate(outputs, axis=1), mx.stack(states, axis=1)
-
-
-def _tails(tail: mx.array, qkv: mx.array) -> mx.array:
-    """The conv tail after each token: [B, L, 3, C]."""
-    sequence = mx.concatenate([tail, qkv], axis=1)
-    return mx.stack([sequence[:, t + 1 : t + 4] for t in range(qkv.shape[1])], axis=1)

@@ -6,16 +6,17 @@ Source: Qwen3-Next's sparse block; the shared expert runs as further experts whe
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 
 from labkit.kernels.fused import norm_router, residual_rms_norm
 from labkit.kernels.grouped_matmul import DECODE_TOKENS, choose_tile, decode_experts, grouped_experts
 from labkit.kernels.quantized_matmul import Packed
-from labkit.kernels.routing import choose_experts, group_rows
+from labkit.kernels.routing import choose_experts, route
 from labkit.models.hybrid.config import HybridConfig
 from labkit.models.hybrid.matrix import Weights
 from labkit.models.hybrid.mlp import DenseMLP
 from labkit.models.hybrid.packing import ExpertWeights
-from labkit.models.hybrid.plan import INVARIANT_TILE, Step
+from labkit.models.hybrid.plan import INVARIANT_TILE, Plan, Step
 
 SORT_FROM = 64
 """Assignments from which MLX's gathered product is given sorted rows, as in mlx-lm."""
@@ -33,9 +34,9 @@ class Experts:
         """update, hidden [B, L, D]: what the mixer adds, and the residual stream -> the stream, and what this adds."""
         shape = hidden.shape
         hidden, x, logits = self._norm_and_score(update.reshape(-1, shape[-1]), hidden.reshape(-1, shape[-1]), step)
-        indices, weights, gate = self._choose(logits)
-        y = self._products(x, indices, weights, step)
+        y = self._products(x, logits, step)
         if self.shared is not None:
+            gate = mx.sigmoid(logits[:, self.config.experts :])
             y = y + (gate * self.shared.product(x, step).astype(mx.float32)).astype(y.dtype)
         return hidden.reshape(shape), y.reshape(shape)
 
@@ -50,30 +51,32 @@ class Experts:
         hidden, x = residual_rms_norm(update, hidden, self.norm, self.config.eps)
         return hidden, x, step.plan.product(x, self.weights.router).astype(mx.float32)
 
-    def _choose(self, logits: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Experts and weights [T, k + shared slots], and the shared expert's gate [T, 1]."""
-        config = self.config
-        indices, weights = choose_experts(logits, config.top_k, experts=config.experts, renormalise=config.renormalise)
-        gate = mx.sigmoid(logits[:, config.experts :])
-        if slots := self.weights.shared_slots:
-            tokens = logits.shape[0]
-            further = mx.broadcast_to(mx.arange(config.experts, self.groups, dtype=mx.int32), (tokens, slots))
-            indices = mx.concatenate([indices, further], axis=1)
-            weights = mx.concatenate([weights, mx.broadcast_to(gate, (tokens, slots))], axis=1)
-        return indices, weights, gate
-
-    def _products(self, x: mx.array, indices: mx.array, weights: mx.array, step: Step) -> mx.array:
+    def _products(self, x: mx.array, logits: mx.array, step: Step) -> mx.array:
+        """The chosen experts' part of x [T, D], by scores [T, E + 1]."""
+        config, plan, slots = self.config, step.plan, self.weights.shared_slots
         gate, up, down = self.weights.gate, self.weights.up, self.weights.down
-        packed = isinstance(gate, Packed)
-        plan = step.plan
-        if not (packed and plan.kernels) or (plan.variants.experts == "gather" and not plan.invariant):
+        choice = {"experts": config.experts, "renormalise": config.renormalise, "shared": slots}
+        by_kernels = plan.kernels and isinstance(gate, Packed)
+        few = x.shape[0] <= DECODE_TOKENS and not plan.invariant
+        if not by_kernels or few or (plan.variants.experts == "gather" and not plan.invariant):
+            indices, weights = choose_experts(logits, config.top_k, **choice)
+            if by_kernels and few and plan.variants.fuse_experts and plan.variants.fuse_combine:
+                return decode_experts(x, gate, up, down, indices, weights)
             return self._gathered(x, indices, weights)
-        if x.shape[0] <= DECODE_TOKENS and not plan.invariant:
-            return decode_experts(x, gate, up, down, indices, weights)
-        tile = choose_tile(indices.size, self.groups) if plan.variants.experts == "load" else 16
-        tile = INVARIANT_TILE if plan.invariant else tile
-        groups = group_rows(indices, self.groups, tile)
-        return grouped_experts(x, gate, up, down, weights, groups.order, groups.block_map, tile)
+        tile = self._tile(x.shape[0], plan)
+        if plan.variants.routing == "host" and not plan.invariant:
+            indices, weights = choose_experts(logits, config.top_k, **choice)
+            order, block_map = grouped_on_host(indices, self.groups, tile)
+        else:
+            routed = route(logits, config.top_k, tile, **choice)
+            weights, order, block_map = routed.weights, routed.groups.order, routed.groups.block_map
+        return grouped_experts(x, gate, up, down, weights, order, block_map, tile)
+
+    def _tile(self, tokens: int, plan: Plan) -> int:
+        if plan.invariant:
+            return INVARIANT_TILE
+        assignments = tokens * (self.config.top_k + self.weights.shared_slots)
+        return choose_tile(assignments, self.groups) if plan.variants.experts == "load" else 16
 
     def _gathered(self, x: mx.array, indices: mx.array, weights: mx.array) -> mx.array:
         """By MLX's gathered products: each row of x with its experts' matrices."""
@@ -100,3 +103,21 @@ def _gathered_product(x: mx.array, part: Weights, experts: mx.array, are_sorted:
             sorted_indices=are_sorted,
         )  # fmt: skip
     return mx.gather_mm(x, part.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=are_sorted)
+
+
+def grouped_on_host(indices: mx.array, experts: int, tile: int) -> tuple[mx.array, mx.array]:
+    """`labkit.kernels.routing.group_rows` by numpy: the control, which waits for the device to know the indices.
+
+    Returns:
+        order [T * k], and a block map with exactly as many entries as there are blocks.
+    """
+    flat = np.array(indices).reshape(-1)
+    order = np.argsort(flat, kind="stable").astype(np.int32)
+    counts = np.bincount(flat, minlength=experts)
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    blocks = [
+        (expert, start + at, min(tile, count - at), 0)
+        for expert, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True))
+        for at in range(0, count, tile)
+    ]
+    return mx.array(order), mx.array(blocks, dtype=mx.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +14,7 @@ from labkit.kernels.gated_delta import row_spans
 from labkit.models.contract import LayerKind, LogitsFor, Output, select_columns
 from labkit.models.hybrid.attention_layer import AttentionLayer
 from labkit.models.hybrid.config import LINEAR, HybridConfig
+from labkit.models.hybrid.decode import FEW, FewTokens
 from labkit.models.hybrid.delta_layer import DeltaLayer
 from labkit.models.hybrid.experts import Experts
 from labkit.models.hybrid.mlp import DenseBlock
@@ -70,6 +71,7 @@ class Hybrid:
         self.layer_kinds: list[LayerKind] = list(sizes.layer_kinds)
         self.layouts = [self._layout(kind) for kind in sizes.layer_kinds]
         self.layers = [Layer(kind, sizes, w) for kind, w in zip(sizes.layer_kinds, weights.layers, strict=True)]
+        self._few = FewTokens(self)
         self.limits = lacking(self.make_caches(), self.make_caches(2))
 
     @classmethod
@@ -131,35 +133,63 @@ class Hybrid:
         self._place(caches, rows)
         padded = self._prepare(caches, rows, tokens.shape[1])
         step = self._step(caches, rows, tokens.shape[1])
-        x = self.weights.embedding.rows(tokens, self.dtype) if embeddings is None else embeddings.astype(self.dtype)
-        stream, update = self._through(x, caches, step)
+        few = self._takes_few(step, caches) and not (rows.lengths is not None or isinstance(logits, mx.array))
+        if few:
+            given = embeddings is not None
+            x = embeddings.astype(self.dtype) if given else tokens
+            output = self._few(x, caches, step, logits=logits, hidden=hidden, given=given)
+        else:
+            x = self.embed(tokens) if embeddings is None else embeddings.astype(self.dtype)
+            mix = lambda index, normed: self.layers[index].mixer(normed, caches[index], step)
+            output = self.head(*self.through(x, mix, step), rows.lengths, logits, hidden, step)
         if padded:
             for cache in caches:
                 cache.finalize()
-        return self._head(stream, update, rows, logits, hidden, step)
+        return output
 
-    def _through(self, x: mx.array, caches: list[Cache], step: Step) -> tuple[mx.array, mx.array]:
-        """All blocks: the residual stream before the last addition, and what is to be added."""
+    def _takes_few(self, step: Step, caches: list[Cache]) -> bool:
+        """Whether the step can be one function of arrays (`decode.FewTokens`)."""
+        plan = step.plan
+        tailed = all(isinstance(cache, (Contiguous, BatchedContiguous, Recurrent)) for cache in caches)
+        return step.length <= FEW and plan.kernels and not plan.invariant and plan.variants.kv == "tail" and tailed
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Tokens [B, L] -> [B, L, D]."""
+        return self.weights.embedding.rows(tokens, self.dtype)
+
+    def through(self, x: mx.array, mix: Callable[[int, mx.array], mx.array], step: Step) -> tuple[mx.array, mx.array]:
+        """All blocks: the residual stream before the last addition, and what is to be added.
+
+        Args:
+            x: [B, L, D]. mix: a layer's number and its normalised input -> its mixer's output.
+        """
         stream, update = x, None
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for index, layer in enumerate(self.layers):
             if update is None:
                 normed = mx.fast.rms_norm(x, layer.input_norm, self.sizes.eps)
             else:
                 stream, normed = residual_rms_norm(update, stream, layer.input_norm, self.sizes.eps)
-            stream, update = layer.mlp(layer.mixer(normed, cache, step), stream, step)
+            stream, update = layer.mlp(mix(index, normed), stream, step)
         return stream, update
 
-    def _head(
-        self, stream: mx.array, update: mx.array, rows: Rows, logits: LogitsFor, hidden: bool, step: Step
+    def head(
+        self,
+        stream: mx.array,
+        update: mx.array,
+        lengths: mx.array | None,
+        logits: LogitsFor,
+        hidden: bool,
+        step: Step,
     ) -> Output:
+        """The last norm and the head, for the columns asked for."""
         if logits is None and not hidden:
             return Output(None, None)
         if not hidden:
-            stream, update = (select_columns(part, logits, rows.lengths) for part in (stream, update))
+            stream, update = (select_columns(part, logits, lengths) for part in (stream, update))
         _, states = residual_rms_norm(update, stream, self.weights.norm, self.sizes.eps)
         if logits is None:
             return Output(None, states)
-        chosen = select_columns(states, logits, rows.lengths) if hidden else states
+        chosen = select_columns(states, logits, lengths) if hidden else states
         return Output(step.plan.product(chosen, self.weights.head), states if hidden else None)
 
     def _step(self, caches: list[Cache], rows: Rows, length: int) -> Step:
@@ -179,7 +209,7 @@ class Hybrid:
             spans,
             mask=None if attending is None or plan.kernels else attending.make_mask(length),
             first=attending.left_padding if isinstance(attending, BatchedContiguous) else None,
-            recording=recurrent is not None and recurrent.recording and spans is None and length <= 8,
+            recording=recurrent is not None and recurrent.recording and spans is None and length <= FEW,
         )
 
     # -- rows and caches -----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -71,6 +72,21 @@ class Plan:
         return y.reshape(*x.shape[:-1], part.n)
 
 
+class Columns(NamedTuple):
+    """Where a few new tokens find and leave their keys and values, on the device: int32, for each of B * L tokens.
+
+    Attributes:
+        first, last: each token sees the columns from first to below last.
+        settled: its first value says how many columns stand in the buffers. write: and the tail's column of the first
+            new token.
+    """
+
+    first: mx.array
+    last: mx.array
+    settled: mx.array
+    write: mx.array
+
+
 @dataclass(frozen=True)
 class Step:
     """The rows of one forward.
@@ -82,6 +98,7 @@ class Step:
         spans: int32 [B, 2], the columns of each row that count; None if all do.
         mask: of attention by MLX's operations, as a cache's `make_mask` gives it.
         first: the first visible column of each row, int32 [B]; None without left padding.
+        columns: where attention's columns are, for a few new tokens beside a tail.
         recording: whether recurrent layers give their states after every token.
     """
 
@@ -92,6 +109,7 @@ class Step:
     spans: mx.array | None = None
     mask: mx.array | str | None = None
     first: mx.array | None = None
+    columns: Columns | None = None
     recording: bool = False
 
     @property
