@@ -42,6 +42,14 @@ class Lanes:
         """The requests that have not finished."""
         return [session for batch in self.batches() for session in batch.sessions if not session.finished]
 
+    def joining(self) -> list[list[Session]]:
+        """The groups of rows that the next step of the shared lane puts together; nothing where none are about to."""
+        if not self._arriving:
+            return []
+        lane = self._lanes.get(SHARED)
+        parts = [*([lane] if lane is not None else []), *self._arriving]
+        return [[row for row in part.sessions if not row.finished] for part in parts]
+
     def rows_of(self, name: str) -> list[Session]:
         """Whom a step of this lane is done for."""
         lane = self._lanes[name].sessions if name in self._lanes else []
@@ -65,7 +73,10 @@ class Lanes:
     def leave(self, session: Session) -> DecodingBatch | None:
         """Take a row out, with serial caches and its pending token, for `arrive` later; None if it does not decode."""
         batch = next((batch for batch in self.batches() if session in batch.sessions), None)
-        if batch is None or len(batch) == 1:
+        if batch is None:
+            return None
+        if len(batch) == 1:
+            self._operations += batch.settle()
             self._forget(batch)
             return batch
         alone, operations = batch.leave(session)

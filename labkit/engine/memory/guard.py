@@ -89,15 +89,16 @@ class MemoryGuard:
             self._reading = self.meter.read()
         return self._reading
 
-    def poll(self, *, force: bool = False) -> Level:
+    def poll(self, *, force: bool = False, ahead: int = 0) -> Level:
         """How tight memory is, called between steps. Before it says that it is tight, the pool is given back.
 
         Args:
-            force: measure now, whatever the interval: after something was freed, or before much is taken.
+            force: measure now, whatever the interval: after something was freed.
+            ahead: bytes that the next step takes at a stroke. They count towards the hard line, not the ceiling.
         """
         if not force:
             now = self.clock.now()
-            if self._polled is not None and now - self._polled < self.interval:
+            if not ahead and self._polled is not None and now - self._polled < self.interval:
                 return self.level
             self._polled = now
             self.polls += 1
@@ -107,13 +108,14 @@ class MemoryGuard:
         share = self._reading.needed / self.ceiling_bytes
         # Between two polls there is time to make room; measuring again while somebody does is no second poll.
         lasting, self.above_ceiling = self.above_ceiling and not force, share >= 1
-        self.level = self._classify(share, lasting)
+        if share >= self.lines.emergency or (share >= 1 and lasting):
+            self.level = "emergency"
+        else:
+            self.level = self._below_emergency(share + ahead / self.ceiling_bytes)
         return self.level
 
-    def _classify(self, share: float, lasting: bool) -> Level:
+    def _below_emergency(self, share: float) -> Level:
         lines, held = self.lines, self.lines.hysteresis
-        if share >= lines.emergency or (share >= 1 and lasting):
-            return "emergency"
         if share >= lines.hard - (held if self.level in ("hard", "emergency") else 0):
             return "hard"
         if share >= lines.soft - (held if self.level != "normal" else 0):

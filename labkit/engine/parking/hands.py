@@ -91,14 +91,23 @@ class EngineHands:
         head, live = self._sessions[id], self._executor.sessions()
         together = self._admission.projected
         now = [session.fed for session in live]
-        prompts = [max(session.fed, session.to_prefill) for session in live]
-        held, after = together(now), together(prompts)
+        held = together(now)
+        beside = lambda lengths: together([*lengths, head.total]) - held + step
+        step = self._estimates.prompt_step(len(head.known), self._chunk)
         return Room(
             free=self._guard.free_bytes(),
-            need=together([*now, head.total]) - held + self._estimates.prompt_step(len(head.known), self._chunk),
-            prompts=after - held,
-            answers=together([session.total for session in live]) - after,
+            nothing=beside(now),
+            prompts=beside([max(session.fed, session.to_prefill) for session in live]),
+            answers=beside([session.total for session in live]),
         )
+
+    def ahead(self) -> int:
+        joining = self._executor.lanes.joining()
+        if not joining:
+            return 0
+        together = self._admission.projected
+        apart = sum(together([row.fed for row in rows]) for rows in joining)
+        return max(0, together([row.fed for rows in joining for row in rows]) - apart)
 
     # -- aside ---------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,10 @@ class Hands(Protocol):
         """Bytes of a row's caches now."""
         ...
 
+    def ahead(self) -> int:
+        """Bytes that the next step takes at a stroke, because rows join others in one rectangle."""
+        ...
+
     def room(self, id: str) -> Room:
         """What a request in line would find if it came in now."""
         ...
@@ -82,7 +86,7 @@ class Keeper:
         if not self.ledger.rows:
             return
         polls = self._guard.polls
-        level = self._guard.poll()
+        level = self._guard.poll(ahead=self._hands.ahead())
         if self._guard.polls > polls:
             self.ledger.polled(level)
         if level in ("hard", "emergency"):
@@ -100,7 +104,7 @@ class Keeper:
                 return
             self._give_back(action)
             guard.reclaim()
-            guard.poll(force=True)
+            guard.poll(force=True, ahead=self._hands.ahead())
 
     def _give_back(self, action: Action) -> None:
         if action.kind == "end":
@@ -108,12 +112,12 @@ class Keeper:
             return
         (id,) = action.ids
         if action.kind == "park":
-            self._hands.park(id)
             self.ledger.move(id, Trigger.PARK)
+            self._hands.park(id)
             return
         self.ledger.move(id, Trigger.PAUSE)
         outcome = self._hands.pause(id)
-        if outcome != "finished":
+        if id in self.ledger.rows:  # a reader who is told may end it
             self.ledger.move(id, Trigger.STORED if outcome == "stored" else Trigger.STORE_FAILED)
 
     def _let_in(self) -> None:
@@ -133,7 +137,8 @@ class Keeper:
         if row.state is State.PAUSED:
             self.ledger.move(row.id, Trigger.RESUME)
             restored = self._hands.resume(row.id)
-            self.ledger.move(row.id, Trigger.RESTORED if restored else Trigger.RESTORE_FAILED)
+            if row.id in self.ledger.rows:
+                self.ledger.move(row.id, Trigger.RESTORED if restored else Trigger.RESTORE_FAILED)
             return
         if row.state is State.PARKED:
             self.ledger.move(row.id, Trigger.READMIT)

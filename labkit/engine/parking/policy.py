@@ -85,15 +85,15 @@ class Room:
 
     Attributes:
         free: below the hard line, now.
-        need: what it takes to run to its end beside those that run.
-        prompts: what those that run will take for the rest of their prompts.
-        answers: and for answers as long as they may become.
+        nothing: what it takes to run to its end beside those that run, as they stand;
+        prompts: when their prompts are there as well;
+        answers: when their answers have become as long as they may.
     """
 
     free: int
-    need: int
-    prompts: int = 0
-    answers: int = 0
+    nothing: int
+    prompts: int
+    answers: int
 
 
 @dataclass(frozen=True)
@@ -207,13 +207,12 @@ class Ledger:
         head = line[0]
         aside = head.put_aside > 0 or head.state in (State.PARKED, State.PAUSED)
         if not self.live():
-            comes = not aside or room.free >= room.need or self._calm >= self.policy.calm_polls
+            comes = not aside or room.free >= room.nothing or self._calm >= self.policy.calm_polls
         elif level == "soft" and not aside:
             comes = False
         else:
             reserve = "answers" if head.put_aside >= self.policy.max_parks else self.policy.reserve
-            kept = {"nothing": 0, "prompts": room.prompts, "answers": room.prompts + room.answers}[reserve]
-            comes = room.free - kept >= room.need
+            comes = room.free >= getattr(room, reserve)
         return Action("enter", (head.id,)) if comes else None
 
     def stalled(self, seconds: float) -> Action | None:

@@ -58,13 +58,16 @@ class World:
         return sim.done + sim.answer + FIXED
 
     def room(self, id: str) -> Room:
-        sims = [self.sims[other] for other in self.running]
+        sims, need = [self.sims[other] for other in self.running], self.sims[id].total
         prompts = sum(sim.prompt - sim.done for sim in sims)
         answers = sum(sim.answers - sim.answer for sim in sims)
-        return Room(self.guard.free_bytes(), self.sims[id].total, prompts, answers)
+        return Room(self.guard.free_bytes(), need, need + prompts, need + prompts + answers)
+
+    def ahead(self) -> int:
+        return 0
 
     def park(self, id: str) -> None:
-        assert self.ledger.rows[id].parks < self.ledger.policy.max_parks
+        assert self.ledger.rows[id].parks <= self.ledger.policy.max_parks
         self._let_go(id)
         self.sims[id].done = 0
         self.pins.add(id)

@@ -1,0 +1,247 @@
+"""What a paused row takes with it, and what happens when its bytes cannot be written or read."""
+
+from __future__ import annotations
+
+import errno
+
+import mlx.core as mx
+import pytest
+
+from labkit.engine import Request, SamplingParams
+from labkit.engine.parking import PausedRow
+from labkit.models.chat import Segment
+from tests.engine.parking.conftest import GRID, ask
+from tests.engine.parking.test_scenarios import EAGER, SAMPLED, calm, pause_at, press
+
+
+class Scripted:
+    """Forces these tokens, one after the other."""
+
+    def __init__(self, tokens):
+        self.tokens, self.accepted = list(tokens), []
+
+    def mask(self):
+        token, words = self.tokens[min(len(self.accepted), len(self.tokens) - 1)], [0] * 9
+        words[token // 32] = 1 << (token % 32)
+        return mx.array(words, dtype=mx.uint32)
+
+    def accept(self, token):
+        self.accepted.append(token)
+
+
+def scripted(run, text, **options):
+    run.engine.submit(ask("r", 9, 40, **options), constraint=Scripted(text.encode()))
+    return run
+
+
+@pytest.mark.parametrize("offset", range(1, 14))
+def test_trap_64_a_stop_string_is_found_across_a_pause_wherever_it_is_cut(rig, hybrid, offset):
+    text = "an alpha beta gamma delta"
+    plain = scripted(rig(hybrid), text, stop=["beta gamma", "ta del"]).all()
+    run = scripted(rig(hybrid, 10_000_000, policy=EAGER), text, stop=["beta gamma", "ta del"])
+    pause_at(run, "r", offset)
+    run.all()
+    assert run.kinds("paused", "resumed") == ["paused", "resumed"]
+    assert run.text("r") == plain.text("r") == "an alpha "
+    assert run.events[-1].stop == "beta gamma"
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 4, 5])
+def test_half_a_character_waits_for_its_other_half_across_a_pause(rig, hybrid, offset):
+    run = rig(hybrid, 10_000_000, policy=EAGER)
+    run.engine.submit(ask("r", 9, 9), constraint=Scripted("é🙂né".encode()))
+    pause_at(run, "r", offset)
+    run.all()
+    assert run.text("r") == "é🙂né"
+
+
+def test_the_pending_token_is_told_before_the_pause_even_if_it_is_the_last(rig, hybrid):
+    run = rig(hybrid, 10_000_000, policy=EAGER)
+    run.engine.submit(ask("r", 9, 6))
+    run.until(lambda run: len(run.tokens("r")) == 5)
+    press(run)
+    run.step()
+    assert run.reasons() == {"r": "length"}
+    assert not run.kinds("paused")
+    assert run.engine.idle
+    assert run.engine.prefixes.stats()["pins"]["owners"] == 0
+
+
+def test_usage_counts_every_token_once(rig, hybrid):
+    run = rig(hybrid, 10_000_000, policy=EAGER)
+    run.engine.submit(ask("r", 30, 8))
+    run.until(lambda run: run.of("r", "prefill") and run.of("r", "prefill")[-1].done >= 16)
+    press(run)
+    run.until(lambda run: run.of("r", "parked"), limit=3)
+    calm(run)
+    run.until(lambda run: len(run.tokens("r")) == 3)
+    pause_at(run, "r", 3)
+    run.all()
+    usage = run.of("r", "finished")[0].usage
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (30, 0, 8)
+
+
+@pytest.mark.parametrize("cancel_when", ["parked", "paused"])
+def test_a_cancel_while_put_aside_leaves_nothing_behind(rig, hybrid, cancel_when):
+    run = rig(hybrid, 10_000_000, policy=EAGER)
+    run.engine.submit(ask("r", 40, 20))
+    if cancel_when == "parked":
+        run.until(lambda run: run.of("r", "prefill"))
+    else:
+        run.until(lambda run: len(run.tokens("r")) >= 4)
+    press(run)
+    run.until(lambda run: run.of("r", cancel_when), limit=3)
+    assert run.engine.prefixes.stats()["pins"]["owners"] > 0
+    run.engine.cancel("r")
+    run.step()
+    assert run.reasons() == {"r": "cancelled"}
+    assert run.engine.idle
+    assert run.engine.prefixes.stats()["pins"] == {"owners": 0, "records": 0}
+    assert list_private(run) == []
+    calm(run)
+    run.engine.submit(ask("again", 40, 2))
+    assert run.all().of("again", "finished")[0].usage.cached_tokens >= GRID
+
+
+def list_private(run):
+    run.engine.prefixes.flush()
+    return list((run.engine.prefixes._tiers.disk.folder.path / "private").glob("*"))
+
+
+def test_a_row_that_cannot_be_written_runs_on_and_another_goes(rig, hybrid, monkeypatch):
+    run = rig(hybrid, 10_000_000, policy=EAGER)
+    store = run.engine.prefixes
+    for one in (ask("large", 50, 30), ask("small", 20, 30, start=1)):
+        run.engine.submit(one)
+    run.until(lambda run: run.tokens("large") and run.tokens("small"))
+    save = store.save_private
+
+    def full(id, *arguments, **options):
+        if id == "large":
+            return type(save("probe", *arguments, **options))(False, errno.errorcode[errno.ENOSPC])
+        return save(id, *arguments, **options)
+
+    monkeypatch.setattr(store, "save_private", full)
+    press(run)
+    run.until(lambda run: run.kinds("paused"), limit=4)
+    assert [event.request for event in run.events if event.kind == "paused"] == ["small"]
+    calm(run)
+    run.all()
+    assert run.reasons() == {"large": "length", "small": "length"}
+    assert len(run.tokens("large")) == len(run.tokens("small")) == 30
+    assert run.engine.memory()["moves"]["store failed"] == 1
+
+
+@pytest.mark.parametrize("sampling", [{"seed": 5}, SAMPLED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("harm", ["flipped", "truncated", "gone"])
+def test_a_row_whose_bytes_are_damaged_is_computed_again(rig, hybrid, harm, sampling):
+    """Nothing wrong is served and no token is lost: prompt and answer so far are computed anew."""
+    plain = rig(hybrid)
+    plain.engine.submit(ask("r", 30, 20, **sampling))
+    plain.all()
+    run = rig(hybrid, 10_000_000, policy=EAGER)
+    run.engine.submit(ask("r", 30, 20, **sampling))
+    run.until(lambda run: len(run.tokens("r")) >= 7)
+    press(run)
+    run.until(lambda run: run.of("r", "paused"), limit=3)
+    (path,) = list_private(run)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 0x10
+    for name in (path, *run.engine.prefixes._tiers.disk.folder.own.glob("pins/*private*")):
+        name.unlink()
+        if harm != "gone":
+            name.write_bytes(data if harm == "flipped" else data[: len(data) // 2])
+    calm(run)
+    run.all()
+    assert run.reasons() == {"r": "length"}
+    assert run.tokens("r") == plain.tokens("r")
+    assert run.text("r") == plain.text("r")
+    resumed = run.of("r", "resumed")[0]
+    assert resumed.done < resumed.total - 1
+    assert list_private(run) == []
+
+
+def test_a_row_that_is_put_away_before_its_first_token_comes_back(rig, hybrid):
+    plain = rig(hybrid)
+    plain.engine.submit(ask("r", 17, 5))
+    plain.all()
+    run = rig(hybrid, 10_000_000, policy=EAGER)
+    run.engine.submit(ask("r", 17, 5))
+    run.until(lambda run: run.of("r", "prefill") and run.of("r", "prefill")[-1].done == 16)
+    press(run)
+    run.until(lambda run: run.kinds("paused"), limit=3)
+    calm(run)
+    run.all()
+    assert run.tokens("r") == plain.tokens("r")
+
+
+def test_without_a_store_a_parked_prompt_starts_over(rig, hybrid):
+    run = rig(hybrid, 10_000_000, policy=EAGER, store=False)
+    run.engine.submit(ask("r", 40, 5))
+    run.until(lambda run: run.of("r", "prefill") and run.of("r", "prefill")[-1].done >= 24)
+    press(run)
+    run.until(lambda run: run.of("r", "parked"), limit=3)
+    assert run.of("r", "parked")[0].done == 0
+    calm(run)
+    run.all()
+    assert run.reasons() == {"r": "length"}
+    assert run.of("r", "resumed")[0].done == 0
+
+
+def test_a_callback_that_raises_at_its_pause_ends_its_request_alone(rig, hybrid):
+    run = rig(hybrid, 10_000_000, policy=EAGER)
+
+    def on_event(event):
+        if event.kind == "paused":
+            raise KeyError("broken callback")
+
+    run.engine.submit(ask("bad", 50, 30), on_event=on_event)
+    run.engine.submit(ask("good", 20, 30, start=1))
+    run.until(lambda run: run.tokens("bad") and run.tokens("good"))
+    press(run)
+    run.meter.outside = run.meter.outside(0)
+    run.step()
+    calm(run)
+    run.all()
+    assert run.reasons() == {"bad": "error", "good": "length"}
+    assert run.engine.prefixes.stats()["pins"] == {"owners": 0, "records": 0}
+    assert list_private(run) == []
+
+
+def test_a_record_comes_back_as_it_was_and_others_are_refused():
+    params = SamplingParams(
+        temperature=0.5, logit_bias={3: -1.5}, stop=["a", "b"], stop_token_ids=[7], seed=11, logprobs=2, max_tokens=9
+    )
+    segments = [Segment("user", "messages[0]", 0, 2), Segment("template", "generation prompt", 2, 3)]
+    row = PausedRow(Request((1, 2, 3), params, id="x/y z", priority=2, segments=segments), 99, (4, 5), 2)
+    for stored in (2, 3, 4):
+        back = PausedRow.from_record(row.as_record(stored), row.known[:stored])
+        assert (back.known, back.seed, back.answer, back.cached) == (row.known, 99, (4, 5), 2)
+        assert back.request.params == params
+        assert (back.request.id, back.request.priority, back.request.segments) == ("x/y z", 2, tuple(segments))
+    record = row.as_record(3)
+    for broken in ({}, {**record, "format": 0}, {**record, "params": {"heat": 1}}, {**record, "rest": None}, None):
+        with pytest.raises(ValueError, match="record|format"):
+            PausedRow.from_record(broken, (1, 2, 3))
+
+
+def test_events_and_log_tell_of_it_as_plain_data(rig, hybrid):
+    run = rig(hybrid, 10_000_000, policy=EAGER)
+    run.engine.submit(ask("r", 30, 12))
+    run.until(lambda run: run.of("r", "prefill"))
+    press(run)
+    run.until(lambda run: run.of("r", "parked"), limit=3)
+    calm(run)
+    pause_at(run, "r", 4)
+    run.all()
+    assert run.kinds("submitted", "parked", "paused", "resumed", "finished") == [
+        "submitted",
+        "parked",
+        "resumed",
+        "paused",
+        "resumed",
+        "finished",
+    ]
+    operations = [operation[0] for record in run.engine.log for operation in record.operations]
+    assert operations[:5] == ["new", "park", "restore", "pause", "resume"]
+    assert [record.leaves for record in run.engine.log if record.leaves] == [("r",)], "putting aside is no leaving"
