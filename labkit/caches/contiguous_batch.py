@@ -93,6 +93,11 @@ class BatchedContiguous(Columns):
         if self.keys is not None:
             self.keys = roll_rows(self.keys, columns)
             self.values = roll_rows(self.values, columns)
+        self.moved_right(columns)
+
+    def moved_right(self, columns: mx.array) -> None:
+        """Each row's last tokens were written, and its others moved, `columns` [B] to the right of where they would
+        stand: so many columns more are padding on the left."""
         self.offset = self.offset - columns
         self.left_padding = self.left_padding + columns
 

@@ -1,0 +1,108 @@
+"""The inner product of every matrix on a CPU: a few rows times panels of sixteen outputs, weights as they lie.
+
+Lanes are outputs, so that each output is one chain of additions over k in order (by group: its integers meet x first,
+then scale and bias), whatever the number of rows in the tile: a row's result cannot depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from labkit.kernels.quantized_matmul.panels import FORMS, WIDTH, Form
+from labkit.kernels.vectors import FLOAT, FLOATS, LANES, Emitter
+
+_HALVES = WIDTH // LANES
+
+
+@intrinsic(prefer_literal=True)
+def tile(context, rows, panels, form, x, sums, weights, panel, groups, group, y, y_row):
+    """y[rows, 16 panels] = x^T times panels.
+
+    Args:
+        rows, panels: literal.
+        form: index into `FORMS`.
+        x: address of [k, rows]: what meets one row of weights lies together. sums: of [groups, rows], x's sums.
+        weights, panel: address of the first panel, and bytes from panel to panel.
+        groups, group: how many, and of how many weights.
+        y, y_row: address, and floats from row to row.
+    """
+    m, p = rows.literal_value, panels.literal_value
+    signature = types.void(rows, panels, *[types.intp] * 9)
+
+    def generate(context, builder, signature, args):
+        end = builder.append_basic_block("tile.end")
+        switch = builder.switch(args[2], end)
+        for number, each in enumerate(FORMS):
+            block = builder.append_basic_block(f"tile.{each.name}")
+            switch.add_case(number, block)
+            builder.position_at_end(block)
+            _Tile(builder, m, p, each).write(*args[3:])
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+class _Tile(Emitter):
+    def __init__(self, builder: ir.IRBuilder, rows: int, panels: int, form: Form):
+        super().__init__(builder)
+        self.form = form
+        self.places = [(m, p, h) for m in range(rows) for p in range(panels) for h in range(_HALVES)]
+        self.rows, self.columns = range(rows), [(p, h) for p in range(panels) for h in range(_HALVES)]
+
+    def write(self, x, sums, weights, panel, groups, group, y, y_row) -> None:
+        total = {place: self.register(self.zero()) for place in self.places}
+        panels = {p: self.at(weights, (p, panel)) for p, _ in self.columns}
+        row = 4 * len(self.rows)
+        if not self.form.header:
+            self._sums(total, panels, x, group)
+        else:
+            group_bytes = self.at(self.long(self.form.header), (group, self.form.row))
+            with self.loop(groups) as g:
+                part = {place: self.register(self.zero()) for place in self.places}
+                here = {p: self.at(start, (g, group_bytes)) for p, start in panels.items()}
+                codes = {p: self.at(start, (self.form.header, 1)) for p, start in here.items()}
+                self._sums(part, codes, self.at(x, (self.builder.mul(g, group), row)), group)
+                for p, h in self.columns:
+                    scale = self._factor(self.at(here[p], (LANES * h, self.form.factor)))
+                    bias = self._factor(self.at(here[p], (WIDTH + LANES * h, self.form.factor)))
+                    for m in self.rows:
+                        scaled = self.fma(scale, part[m, p, h].get(), total[m, p, h].get())
+                        row_sum = self.spread(self.load(self.at(sums, (g, row), (m, 4)), FLOAT))
+                        total[m, p, h].set(self.fma(bias, row_sum, scaled))
+        for m, p, h in self.places:
+            place = self.at(y, (m, self.builder.mul(y_row, self.long(4))))
+            self.store(total[m, p, h].get(), self.at(place, (WIDTH * p + LANES * h, 4)))
+
+    def _sums(self, into, weights, x, count) -> None:
+        """into += x times weights, over `count` rows of panels."""
+        unroll = self.form.unroll
+        with self.loop(self.builder.udiv(count, self.long(unroll))) as turn:
+            for step in range(unroll):
+                k = self.builder.add(self.builder.mul(turn, self.long(unroll)), self.long(step))
+                for p, start in weights.items():
+                    values = self._weights(self.at(start, (k, self.form.row)))
+                    for m in self.rows:
+                        # Here and not before the panels: a sixth row leaves no register to keep it in.
+                        spread = self.spread(self.load(self.at(x, (k, 4 * len(self.rows)), (m, 4)), FLOAT))
+                        for h in range(_HALVES):
+                            into[m, p, h].set(self.fma(spread, values[h], into[m, p, h].get()))
+
+    def _weights(self, place: ir.Value) -> list[ir.Value]:
+        """Sixteen weights of one k, before scale and bias, as two vectors."""
+        if self.form.bits == 4:
+            both = self.bytes_as_words(place)
+            low, high = self.builder.and_(both, self.words(15)), self.builder.lshr(both, self.words(4))
+            return [self.floats_of(low), self.floats_of(high)]
+        read = {
+            8: lambda at: self.floats_of(self.bytes_as_words(at)),
+            16: self.bfloats,
+            32: lambda at: self.load(at, FLOATS),
+        }[self.form.bits]
+        return [read(self.at(place, (LANES * h, self.form.bits // 8))) for h in range(_HALVES)]
+
+    def _factor(self, place: ir.Value) -> ir.Value:
+        return self.bfloats(place) if self.form.factor == 2 else self.load(place, FLOATS)

@@ -1,0 +1,64 @@
+"""Routing's loops on a CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit.kernels.compiled import loop
+from labkit.kernels.fused.loops import exp, sigmoid
+
+
+@loop
+def choose(logits, experts, top_k, renormalise, chosen, weights):
+    """The best `top_k` of a token's experts with their softmax weights; every further slot is an expert that all take.
+
+    Args:
+        logits: [E, then the gate of the shared slots]. experts: E.
+        chosen, weights: [top_k + slots]; slots get experts E, E + 1, ... and the gate's sigmoid. weights may have one
+            more: the sigmoid for a shared expert that is no slot.
+    """
+    largest = logits[0]
+    for e in range(1, experts):
+        largest = max(largest, logits[e])
+    total = np.float32(0)
+    for e in range(experts):
+        logits[e] = exp(logits[e] - largest)
+    for e in range(experts):
+        total += logits[e]
+    taken = np.float32(0)
+    for k in range(top_k):
+        best = 0
+        for e in range(1, experts):
+            if logits[e] > logits[best]:
+                best = e
+        chosen[k], weights[k] = best, logits[best]
+        taken += logits[best]
+        logits[best] = np.float32(-1)
+    for k in range(top_k):
+        weights[k] /= taken if renormalise else total
+    for k in range(top_k, weights.size):
+        weights[k] = sigmoid(logits[experts])
+        if k < chosen.size:
+            chosen[k] = experts + k - top_k
+
+
+@loop
+def group(chosen, offsets, order, places):
+    """Assignments by expert, in the tokens' order.
+
+    Args:
+        chosen: int32 [T, K]. offsets: int64 [E + 1], the first of each expert's.
+        order: int32 [T K], the tokens. places: int32 [T, K], where in that order each assignment stands.
+    """
+    offsets[:] = 0
+    for t in range(chosen.shape[0]):
+        for k in range(chosen.shape[1]):
+            offsets[chosen[t, k] + 1] += 1
+    for e in range(1, offsets.size):
+        offsets[e] += offsets[e - 1]
+    ahead = offsets.copy()
+    for t in range(chosen.shape[0]):
+        for k in range(chosen.shape[1]):
+            at = ahead[chosen[t, k]]
+            order[at], places[t, k] = t, at
+            ahead[chosen[t, k]] += 1

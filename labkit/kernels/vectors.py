@@ -1,0 +1,149 @@
+"""Vectors of eight floats for numba: what its scalar language cannot say, written as LLVM's own instructions.
+
+LLVM turns them into whatever the processor has (AVX, NEON, ...). Addresses are plain integers, as `array.ctypes.data`
+gives them inside a compiled function; loads and stores need no alignment beyond the element's.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+LANES = 8
+FLOAT, BYTE, HALF, WORD, LONG = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+FLOATS, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(WORD, LANES)
+
+
+class Emitter:
+    """Writes instructions at the builder's place."""
+
+    def __init__(self, builder: ir.IRBuilder):
+        self.builder = builder
+
+    def long(self, number: int) -> ir.Constant:
+        """A 64-bit integer."""
+        return ir.Constant(LONG, number)
+
+    def words(self, number: int) -> ir.Constant:
+        """The same 32-bit integer in every lane."""
+        return ir.Constant(WORDS, [number] * LANES)
+
+    def zero(self) -> ir.Constant:
+        """Eight zeros."""
+        return ir.Constant(FLOATS, [0.0] * LANES)
+
+    def at(self, address: ir.Value, *steps: tuple[ir.Value | int, ir.Value | int]) -> ir.Value:
+        """address + the sum of index * bytes."""
+        for index, size in steps:
+            if isinstance(index, int) and isinstance(size, int):
+                step = self.long(index * size)
+            else:
+                index, size = (self.long(x) if isinstance(x, int) else x for x in (index, size))
+                step = self.builder.mul(index, size)
+            address = self.builder.add(address, step)
+        return address
+
+    def load(self, address: ir.Value, kind: ir.Type) -> ir.Value:
+        """What lies at an address."""
+        value = self.builder.load(self.builder.inttoptr(address, kind.as_pointer()))
+        value.align = _alignment(kind)
+        return value
+
+    def store(self, value: ir.Value, address: ir.Value) -> None:
+        """Write to an address."""
+        place = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))
+        place.align = _alignment(value.type)
+
+    def spread(self, number: ir.Value) -> ir.Value:
+        """One float in all lanes."""
+        undefined = ir.Constant(FLOATS, ir.Undefined)
+        first = self.builder.insert_element(undefined, number, ir.Constant(WORD, 0))
+        return self.builder.shuffle_vector(first, undefined, self.words(0))
+
+    def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        """x y + z, rounded once."""
+        kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
+        function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.fma.v{LANES}f32")
+        return self.builder.call(function, [x, y, z])
+
+    def bfloats(self, address: ir.Value) -> ir.Value:
+        """Eight bfloat16 as floats."""
+        raw = self.builder.zext(self.load(address, ir.VectorType(HALF, LANES)), WORDS)
+        return self.builder.bitcast(self.builder.shl(raw, self.words(16)), FLOATS)
+
+    def bytes_as_words(self, address: ir.Value) -> ir.Value:
+        """Eight unsigned bytes as integers."""
+        return self.builder.zext(self.load(address, ir.VectorType(BYTE, LANES)), WORDS)
+
+    def floats_of(self, words: ir.Value) -> ir.Value:
+        """Small integers as floats."""
+        return self.builder.sitofp(words, FLOATS)
+
+    def total(self, x: ir.Value) -> ir.Value:
+        """The sum of all lanes: neighbours four apart, two apart, one apart."""
+        for apart in (4, 2, 1):
+            mask = ir.Constant(WORDS, [lane ^ apart for lane in range(LANES)])
+            x = self.builder.fadd(x, self.builder.shuffle_vector(x, x, mask))
+        return self.builder.extract_element(x, ir.Constant(WORD, 0))
+
+    def register(self, value: ir.Value) -> Register:
+        """A variable; LLVM keeps it in a register."""
+        return Register(self, value)
+
+    def loop(self, count: ir.Value):
+        """`with emitter.loop(count) as index:` repeats what is written inside."""
+        return _Loop(self.builder, count)
+
+
+class Register:
+    """A variable of a vector type."""
+
+    def __init__(self, emitter: Emitter, value: ir.Value):
+        self._builder = emitter.builder
+        self._place = cgutils.alloca_once(self._builder, value.type)
+        self.set(value)
+
+    def get(self) -> ir.Value:
+        """Its value here."""
+        return self._builder.load(self._place)
+
+    def set(self, value: ir.Value) -> None:
+        """Assign."""
+        self._builder.store(value, self._place)
+
+
+class _Loop:
+    def __init__(self, builder: ir.IRBuilder, count: ir.Value):
+        self._range = cgutils.for_range(builder, count)
+
+    def __enter__(self) -> ir.Value:
+        return self._range.__enter__().index
+
+    def __exit__(self, *error: object) -> None:
+        self._range.__exit__(*error)
+
+
+def _alignment(kind: ir.Type) -> int:
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    return 4 if isinstance(element, ir.FloatType) else element.width // 8
+
+
+@intrinsic
+def pointer(context, address):
+    """An address as a pointer, for `numba.carray`."""
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], BYTE.as_pointer())
+
+    return types.voidptr(types.intp), generate
+
+
+@intrinsic
+def float_of_bits(context, bits):
+    """The float32 that these 32 bits are."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], FLOAT)
+
+    return types.float32(types.int32), generate

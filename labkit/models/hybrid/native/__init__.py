@@ -1,0 +1,18 @@
+"""The specialised hybrid where MLX's device is a CPU: whole steps in compiled loops, fp32, weights packed as stored.
+
+| file | what it is |
+| --- | --- |
+| `weights.py` | a layer's matrices in one arena of panels |
+| `stages.py` | what happens to a block of tokens between two exchanges, compiled |
+| `spans.py` | which tokens of a padded rectangle count, and where they stand |
+| `workers.py` | threads that share a stage's tasks |
+| `forward.py` | one forward: stages in order |
+| `model.py` | the forward contract |
+
+A row's logits and states have the same bits whatever its neighbours, its padding, the number of threads, and however
+its tokens are cut into calls.
+"""
+
+from labkit.models.hybrid.native.model import NativeHybrid
+
+__all__ = ["NativeHybrid"]
