@@ -80,9 +80,12 @@ def show(title: str, rows: Sequence[Ablation], table: Measured, *, counted: str 
         *("mechanism", "size", f"counted: {counted}", "predicted: gain"),
         *(f"measured, {table.device}: us without", "us with", "gain"),
         f"predicted: gain of a {whole}",
-        f"published, {', '.join(sorted(machines)) or 'nobody'}: gain of a {whole}",
+        f"published, {', '.join(sorted(machines))}: gain of a {whole}",
     ]
-    tables.show(f"{title} ({table.label})", columns, [_cells(row) for row in rows])
+    cells = [_cells(row) for row in rows]
+    # A column that says nothing in any row is left out.
+    kept = [i for i in range(len(columns)) if i < 2 or any(line[i] != MISSING for line in cells)]
+    tables.show(f"{title} ({table.label})", [columns[i] for i in kept], [[line[i] for i in kept] for line in cells])
     gains: dict[str, dict[str, float]] = {}
     for row in rows:
         if row.gain is not None:

@@ -57,7 +57,7 @@ def shares(parts: Mapping[str, Mapping[str, float]], title: str, unit: str = "sh
 
     names = list(dict.fromkeys(name for row in parts.values() for name in row))
     names.sort(key=lambda name: -max(row.get(name, 0) / sum(row.values()) for row in parts.values()))
-    figure, axes = plt.subplots(figsize=(7.2, 0.55 * len(parts) + 1.5))
+    figure, axes = plt.subplots(figsize=(7.2, 0.55 * len(parts) + 1.4 + 0.2 * (len(names) > 5)))
     left = [0.0] * len(parts)
     for index, name in enumerate(names):
         widths = [row.get(name, 0) / sum(row.values()) for row in parts.values()]
@@ -72,7 +72,7 @@ def shares(parts: Mapping[str, Mapping[str, float]], title: str, unit: str = "sh
     axes.set_xlabel(unit)
     axes.set_title(title)
     axes.grid(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32 - 0.1 / len(parts)), ncols=5, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=8)
     return figure
 
 
@@ -119,7 +119,7 @@ PLACE_COLOURS = {
 }
 
 
-def chains(ways: Mapping[str, Sequence[tuple[str, str]]], title: str, width: int = 15) -> Any:
+def chains(ways: Mapping[str, Sequence[tuple[str, str]]], title: str, width: int = 14) -> Any:
     """Ways of doing one thing, a row each: boxes from left to right, coloured by where what they name lives.
 
     Args:

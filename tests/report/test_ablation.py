@@ -36,7 +36,8 @@ def test_each_basis_has_its_own_labelled_column(shown):
 def test_what_was_not_measured_is_said_and_not_recorded(shown):
     rows = [Ablation("a", "1", 30.0, None), Ablation("b", "1", 10.0, 20.0)]
     ablation.show("Gains", rows, TABLE)
-    assert shown["rows"][0][4:] == ["30.0", "not measured", "-", "-", "-"]
+    assert shown["columns"] == ["mechanism", "size", "measured, Some GPU: us without", "us with", "gain"]
+    assert shown["rows"][0][2:] == ["30.0", "not measured", "-"]
     assert "a" not in shown["record"]
     assert shown["record"]["b"] == {"1": 0.5}
 
