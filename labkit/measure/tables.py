@@ -72,6 +72,14 @@ def measured(name: str) -> MeasuredTable:
     return read(path)
 
 
+def kept(name: str) -> MeasuredTable | None:
+    """A table of `data/measured`, or None where it has not been measured: a reader then shows what is there."""
+    try:
+        return measured(name)
+    except ValueError:
+        return None
+
+
 def read(path: Path) -> MeasuredTable:
     """The table in a file. Raises ValueError for one without device, commit, date or rows."""
     content = json.loads(path.read_text(encoding="utf-8"))

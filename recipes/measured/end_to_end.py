@@ -69,6 +69,7 @@ class Run:
             "wait_seconds": self.machine.wait,
             "launch_seconds": self.machine.launch,
         }
+        self.rows.append({"table": "machine"} | self.notes["floors"])
         self._say(f"floors: {self.notes['floors']}")
         for letter, part in PARTS.items():
             if letter not in self.arguments.parts:
@@ -108,7 +109,7 @@ class Run:
             captured = capture(self.subject.model, context=context)
             trace = StepTrace.of(captured, self.subject.costs, copies_updates=True)
             counted = as_record(trace, self.subject.costs, context)
-            self.notes.setdefault("trace", {})[str(context)] = counted
+            self.rows.append({"table": "trace", "context": context} | counted)
             self._say(
                 f"trace at {context}: " + ", ".join(f"{k}={v}" for k, v in counted.items() if type(v) is not list)
             )
@@ -132,6 +133,8 @@ class Run:
             side.prefill(tokens)
             mx.reset_peak_memory()
             speeds[chunk] = tokens.size / side.prefill(tokens)
+            row = {"table": "chunk", "chunk": chunk, "tokens": tokens.size, "peak_bytes": mx.get_peak_memory()}
+            self.rows.append(row | {"tokens_per_second": speeds[chunk]})
             self._say(f"  chunk {chunk}: {speeds[chunk]:,.0f} tok/s, peak {mx.get_peak_memory() / 1e9:.2f} GB")
         self.chunk = max(speeds, key=speeds.get)
         self.notes["chunks"] = {"tokens": tokens.size, "tokens_per_second": speeds, "chosen": self.chunk}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 import labkit
 from labkit import devices
 from labkit.measure import model_costs
@@ -52,7 +54,14 @@ class Subject:
 
 
 def open_subject(
-    name: str, *, graph: str = "auto", layers: int | None = None, skew: float = 0.0, seed: int = 0, **sizes: Any
+    name: str,
+    *,
+    graph: str = "auto",
+    layers: int | None = None,
+    skew: float = 0.0,
+    seed: int = 0,
+    dtype: mx.Dtype | None = None,
+    **sizes: Any,
 ) -> Subject:
     """Load a model, or make one of a named shape with random weights.
 
@@ -60,6 +69,7 @@ def open_subject(
         name: anything `labkit.load` takes; or a shape of `data/configs` such as "qwen3.6-35b-a3b", or a folder with a
             config.json and no weights: then they are random.
         graph: of labkit's side: "auto", "adapter", "specialised" or "native".
+        dtype: of activations, as for `labkit.load`.
         layers, skew, seed, sizes: of a synthetic model; see `labkit.models.synthetic`.
 
     Raises:
@@ -68,17 +78,17 @@ def open_subject(
     if graph not in GRAPHS:
         raise LoadError(f"graph is one of {', '.join(GRAPHS)}, not {graph!r}")
     if name in shapes() or _without_weights(Path(name).expanduser()):
-        made = synthetic(name, layers=layers, skew=skew, seed=seed, **sizes)
+        made = synthetic(name, layers=layers, skew=skew, seed=seed, dtype=dtype, **sizes)
         model = _graph_of(made.module, made.model, made.config, graph)
         return Subject(name, _graph_name(model), model, made.module, made.config, made.fingerprint, made.weights_bytes)
     if layers is not None or skew or sizes:
         raise LoadError(
             f"layers, skew and sizes belong to a shape without weights ({', '.join(shapes())}), not to {name}"
         )
-    loaded = labkit.load(name, graph=graph)
+    loaded = labkit.load(name, graph=graph, dtype=dtype)
     module = getattr(loaded.model, "module", None)
     if module is None:
-        module = labkit.load(name, graph="adapter").model.module
+        module = labkit.load(name, graph="adapter", dtype=dtype).model.module
     model, config = loaded.model, loaded.config
     return Subject(name, _graph_name(model), model, module, config, loaded.fingerprint, loaded.weights_bytes)
 

@@ -59,17 +59,20 @@ class Operation:
 
 @dataclass(frozen=True)
 class Captured:
-    """The operations of a step, each after those that it reads from; names of the step's results."""
+    """The operations of a step, each after those that it reads from; names of its results; tokens in its caches."""
 
     operations: tuple[Operation, ...]
     results: tuple[str, ...]
+    context: int | None = None
 
 
-def capture(model: Model, *, context: int = 64, target: str | None = None) -> Captured:
-    """One greedy decode step of one row with `context` tokens in its caches, token in, token out.
+def capture(model: Model, *, context: int = 64, length: int = 1, target: str | None = None) -> Captured:
+    """One greedy decode step of one row with `context` tokens in its caches, token in, token out; or one chunk of a
+    prompt, which ends with the caches.
 
     Args:
-        model: of any graph. context: at least 1.
+        model: of any graph. context: 0 for a prompt's first chunk.
+        length: tokens: 1 for a decode step, more for a chunk of a prompt.
         target: "metal": as on a GPU, on any machine: kernels of labkit and of mlx-lm are single launches. "here": as
             this machine's MLX computes it, fast operations and compiled functions spelled out. Default: "metal".
 
@@ -78,29 +81,33 @@ def capture(model: Model, *, context: int = 64, target: str | None = None) -> Ca
     """
     if target not in (None, "metal", "here"):
         raise ValueError(f'target is "metal" or "here", not {target!r}')
-    caches = Filled(model.layouts, context).into(model.make_caches())
+    caches = model.make_caches()
+    if context:
+        caches = Filled(model.layouts, context).into(caches)
     known = _origins(model) | {_address(a): "cache" for c in caches for a in _arrays(c.state)}
     sampler = RowSampler(SamplingParams(temperature=0.0), 0)
 
-    def step(token: mx.array) -> list[mx.array]:
-        output = model(token[:, None], caches, Rows.single(context), logits="last")
-        choice = choose(output.logits[:, -1, :], token, [sampler], [0], [None])
-        return [*choice.arrays(), *(a for c in caches for a in _arrays(c.state))]
+    def step(tokens: mx.array) -> list[mx.array]:
+        output = model(tokens, caches, Rows.single(context), logits="last" if length == 1 else None)
+        chosen = []
+        if length == 1:
+            chosen = choose(output.logits[:, -1, :], tokens[0], [sampler], [0], [None]).arrays()
+        return [*chosen, *(a for c in caches for a in _arrays(c.state))]
 
     seen: list[dict[str, Any]] = []
     with _here() if target == "here" else _as_on_a_gpu():
-        mx.export_function(seen.append, step, mx.array([1], dtype=mx.int32))
-    return _captured(seen, known)
+        mx.export_function(seen.append, step, mx.ones((1, length), dtype=mx.int32))
+    return _captured(seen, known, context)
 
 
 def record(function: Callable[..., Any], *arguments: mx.array) -> Captured:
     """The operations of any function of arrays, as it stands."""
     seen: list[dict[str, Any]] = []
     mx.export_function(seen.append, function, *arguments)
-    return _captured(seen, {})
+    return _captured(seen, {}, None)
 
 
-def _captured(seen: list[dict[str, Any]], known: dict[int, str]) -> Captured:
+def _captured(seen: list[dict[str, Any]], known: dict[int, str], context: int | None) -> Captured:
     origins, operations, results = {}, [], ()
     for entry in seen:
         if entry["type"] == "constants":
@@ -115,7 +122,7 @@ def _captured(seen: list[dict[str, Any]], known: dict[int, str]) -> Captured:
             if name == "CustomKernel":
                 name = _kernel_name(str(arguments[0]))
             operations.append(Operation(name, inputs, outputs, arguments))
-    return Captured(tuple(operations), results)
+    return Captured(tuple(operations), results, context)
 
 
 def _kernel_name(function: str) -> str:
@@ -220,7 +227,7 @@ def _named(value: Any, path: str) -> Iterator[tuple[str, mx.array]]:
     elif is_dataclass(value):
         for field in fields(value):
             # A matrix in parts, a packed one in arrays: the name is the matrix's.
-            own = field.name not in ("parts", "weight", "scales", "biases")
+            own = field.name not in ("parts", "w", "weight", "scales", "biases")
             yield from _named(getattr(value, field.name), f"{inner}{field.name}" if own else path)
 
 

@@ -27,7 +27,8 @@ class Launch:
     Attributes:
         name: MLX's, or the kernel's own. count: of launches (concatenating n arrays takes n copies).
         stage: 1 for what waits for nobody; else one more than the latest launch that it reads from.
-        reads, writes: bytes. label: the parameter that it multiplies by, or "". layer: None outside the layers.
+        reads, writes: bytes. weights: of the bytes read, those of parameters.
+        label: the parameter that it multiplies by, or "". layer: None outside the layers.
         inputs, outputs: the arrays. before: positions, in `StepTrace.launches`, of the launches that it waits for.
     """
 
@@ -36,6 +37,7 @@ class Launch:
     stage: int
     reads: int
     writes: int
+    weights: int
     label: str
     layer: int | None
     inputs: tuple[Value, ...]
@@ -60,7 +62,7 @@ class StepTrace:
     """
 
     def __init__(self, captured: Captured, *, experts: tuple[int, int] | None = None, copies_updates: bool = False):
-        self._experts, self._copies = experts, copies_updates
+        self._experts, self._copies, self._context = experts, copies_updates, captured.context
         self.launches = self._build(captured)
 
     @classmethod
@@ -80,6 +82,11 @@ class StepTrace:
     def stages(self) -> int:
         """Launches on the longest chain of dependencies: what a device without limits would do one after the other."""
         return max((launch.stage for launch in self.launches), default=0)
+
+    @cached_property
+    def weights(self) -> int:
+        """Bytes of parameters that the launches read."""
+        return sum(launch.weights for launch in self.launches)
 
     @cached_property
     def bytes(self) -> int:
@@ -157,12 +164,15 @@ class StepTrace:
         layer: int | None,
     ) -> Launch:
         reads, writes = self._traffic(operation, stored)
+        parameters = {v.name: v for v in operation.inputs if _is_parameter(origin[v.name])}.values()
+        weights = sum(self._share(value, stored[value.name]) for value in parameters)
         return Launch(
             name=operation.name,
             count=len(operation.inputs) if operation.name == "Concatenate" else 1,
             stage=1 + max((launches[i].stage for i in before), default=0),
             reads=reads,
             writes=writes,
+            weights=min(weights, reads),
             label=_label(origin[value.name] for value in operation.inputs),
             layer=layer,
             inputs=operation.inputs,
@@ -183,7 +193,10 @@ class StepTrace:
         return sum(self._share(value, stored[value.name]) for value in seen), made
 
     def _share(self, value: Value, size: int) -> int:
-        """What a token reads of an array: of a bank of experts, the chosen ones (and those that every token takes)."""
+        """What a token reads of an array: of a bank of experts, the chosen ones (and those that every token takes); of
+        a cache's buffer, what is filled."""
+        if value.origin == "cache" and self._context and len(value.shape) == 4 and value.shape[2] > self._context:
+            return size * self._context // value.shape[2]
         if self._experts is None or len(value.shape) < 3:
             return size
         count, chosen = self._experts
@@ -215,10 +228,14 @@ def _layer(path: str) -> int | None:
     return int(parts[parts.index("layers") + 1])
 
 
+def _is_parameter(path: str) -> bool:
+    return bool(path) and path not in ("cache", "constant")
+
+
 def _label(origins: Any) -> str:
     """The path of the parameter that an operation works with, without the name of its part."""
     for path in origins:
-        if path and path not in ("cache", "constant"):
+        if _is_parameter(path):
             for suffix in (".weight", ".scales", ".biases"):
                 path = path.removesuffix(suffix)
             return path
