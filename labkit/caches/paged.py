@@ -18,6 +18,7 @@ from labkit.caches.block_pool import Table
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.layout import Layout
 from labkit.caches.pages import DEFAULT_BLOCK, PagedRows, Pages, int32s
+from labkit.kernels.attention import Tail, paged_decode_attention
 from labkit.kernels.targets import device_target
 
 FEW = 8
@@ -109,27 +110,19 @@ class PagedCache(Cache):
     def _unpack(self, arrays: dict, scalars: dict) -> None:
         raise Unsupported(f"paged {self.kind}", "be filled in place", "`restore` makes a new one")
 
-    def _direct(
-        self, queries: mx.array, firsts: Sequence[int], scale: float, sinks: mx.array | None, target: str | None
-    ) -> mx.array | None:
+    def _direct(self, queries: mx.array, scale: float, sinks: mx.array | None, target: str | None) -> mx.array | None:
         """Attention of a few new tokens by the kernel that reads through the table, where there is a device for it."""
         target = target or device_target()
         if target is None or sinks is not None or queries.shape[2] > FEW:
             return None
-        from labkit.kernels.attention.paged import paged_decode_attention
-
         rows = self.rows
         return paged_decode_attention(
             queries,
             self.pages.keys,
             self.pages.values,
-            rows.keys,
-            rows.values,
+            Tail(rows.keys, rows.values, rows.finished()),
             rows.table(),
-            rows.finished(),
             int32s(tuple(rows.lengths)),
-            first=int32s(tuple(firsts)),
-            longest=max(rows.lengths),
             window=self._window(),
             scale=scale,
             target=target,
@@ -186,7 +179,7 @@ class Paged(PagedCache):
         target: str | None = None,
     ) -> mx.array:
         if self.offset == self.rows.lengths[0]:
-            direct = self._direct(queries, [0] * len(self.rows), scale, sinks, target)
+            direct = self._direct(queries, scale, sinks, target)
             if direct is not None:
                 return direct
         length = queries.shape[2]

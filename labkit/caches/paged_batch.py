@@ -91,7 +91,7 @@ class BatchedPaged(PagedCache):
     ) -> mx.array:
         length = queries.shape[2]
         if self._valid is None and min(self.rows.lengths) >= length:
-            direct = self._direct(queries, [0] * len(self.rows), scale, sinks, target)
+            direct = self._direct(queries, scale, sinks, target)
             if direct is not None:
                 return direct
         mask = masks.causal(length, self._idx - length, left_padding=self.left_padding)

@@ -88,7 +88,7 @@ class WindowBlocks(PagedCache):
     ) -> mx.array:
         length = queries.shape[2]
         if self._valid is None and min(self.rows.lengths) >= length:
-            direct = self._direct(queries, [0] * len(self.rows), scale, sinks, target)
+            direct = self._direct(queries, scale, sinks, target)
             if direct is not None:
                 return direct
         mask = self.ring.attend_mask(length)

@@ -47,7 +47,9 @@ __all__ = [
     "Tail",
     "decode_attention",
     "decode_call",
+    "decode_rows",
     "merge_call",
+    "paged_decode_attention",
     "parts_for",
     "prefill_attention",
     "prefill_call",
@@ -110,18 +112,99 @@ def decode_attention(
     batch, heads, length, width = queries.shape
     if last.shape != (batch,) or (first is not None and first.shape != (batch,)):
         raise ValueError(f"first and last have one entry for each of {batch} rows")
-    form = form or (choose_form(queries, target_in_use(target)) if packed and wide else "lanes")
-    options = {} if packed and wide else {"pack": 4 if packed else 1, "wide": wide}
-    rows = _tokens_first(queries)
     begins, ends = _visible(first, last, batch, length)
-    kv_heads, columns = keys.shape[1], keys.shape[2] + (0 if tail is None else tail.keys.shape[2])
-    block = BLOCK if layout == "fixed" else 0
-    parts = -(-columns // BLOCK) if block else parts_for(batch * length, kv_heads, heads // kv_heads, columns)
-    cut = {"scale": scale, "parts": parts, "block": block, "tail": tail, "form": form}
-    partial, stats = DECODE[form](**decode_call(rows, keys, values, begins, ends, **cut, **options), target=target)
-    out = MERGE(**merge_call(partial, stats, queries.dtype, gates), target=target)[0]
+    options = {"tail": tail, "gates": gates, "layout": layout, "form": form, "packed": packed, "wide": wide}
+    out = decode_rows(_tokens_first(queries), keys, values, begins, ends, scale=scale, target=target, **options)
     if gates is not None:
         return out.reshape(batch, length, heads * width)
+    if length == 1:
+        return mx.expand_dims(out, 2)
+    return mx.swapaxes(out.reshape(batch, length, heads, width), 1, 2)
+
+
+def decode_rows(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    first: mx.array,
+    last: mx.array,
+    *,
+    scale: float,
+    tail: Tail | None = None,
+    table: mx.array | None = None,
+    gates: mx.array | None = None,
+    layout: Layout = "general",
+    form: Form | None = None,
+    packed: bool = True,
+    wide: bool = True,
+    target: str | None = None,
+) -> mx.array:
+    """`decode_attention` of queries that lie token by token: two launches and nothing else.
+
+    Args:
+        queries: [B * L, Hq, D], row by row. first, last: int32 [B * L]: each sees the columns from first to below last.
+        table: int32 [B, N], where keys and values are the blocks of a pool (`decode_call`).
+        keys, values, scale, tail, gates, layout, form, packed, wide, target: as there.
+
+    Returns:
+        [B * L, Hq, D] in the queries' dtype.
+
+    Raises:
+        ValueError: shapes, dtypes or sizes that do not fit.
+    """
+    rows, heads, _ = queries.shape
+    form = form or (choose_form(queries, target_in_use(target)) if packed and wide else "lanes")
+    options = {} if packed and wide else {"pack": 4 if packed else 1, "wide": wide}
+    kv_heads, columns = keys.shape[1], keys.shape[2] * (1 if table is None else table.shape[1])
+    columns += 0 if tail is None else tail.keys.shape[2]
+    block = BLOCK if layout == "fixed" else 0
+    parts = -(-columns // BLOCK) if block else parts_for(rows, kv_heads, heads // kv_heads, columns)
+    cut = {"scale": scale, "parts": parts, "block": block, "tail": tail, "table": table, "form": form}
+    partial, stats = DECODE[form](**decode_call(queries, keys, values, first, last, **cut, **options), target=target)
+    return MERGE(**merge_call(partial, stats, queries.dtype, gates), target=target)[0]
+
+
+def paged_decode_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    tail: Tail,
+    table: mx.array,
+    last: mx.array,
+    *,
+    scale: float,
+    first: mx.array | None = None,
+    window: int | None = None,
+    form: Form | None = None,
+    target: str | None = None,
+) -> mx.array:
+    """softmax(scale q k^T) v of a few new tokens of many rows over the blocks of a pool, in one launch and a merge.
+
+    Args:
+        queries: [B, Hq, L, D], float32, float16 or bfloat16; D a multiple of 32 up to 512.
+        keys, values: [P, Hkv, PAGE, D]: the pool's blocks of PAGE tokens.
+        tail: [B, Hkv, C, D]: each row's newest tokens, and int32 [B]: how many stand before them, in blocks.
+        table: int32 [B, N]: row b's token t is token t % PAGE of block table[b, t // PAGE]. Entries that no visible
+            token needs may name any block.
+        last: int32 [B]: tokens of each row. first: int32 [B]: the first visible one, 0 by default.
+        window: tokens that a query sees, itself included; all by default.
+        scale, form, target: as for `decode_attention`.
+
+    Returns:
+        [B, Hq, L, D] in the queries' dtype, sums in fp32; zeros for a row that sees nothing. The same bits as
+        `decode_attention` over the same tokens in one buffer, if both cut them into the same parts.
+
+    Raises:
+        ValueError: shapes, dtypes or sizes that do not fit.
+
+    Source: Kwon et al. 2023, PagedAttention (arXiv 2309.06180), over `decode_attention`'s split.
+    """
+    batch, heads, length, width = queries.shape
+    begins, ends = _visible(first, last, batch, length)
+    if window is not None:
+        begins = mx.maximum(begins, ends - window)
+    options = {"tail": tail, "table": table, "form": form}
+    out = decode_rows(_tokens_first(queries), keys, values, begins, ends, scale=scale, target=target, **options)
     if length == 1:
         return mx.expand_dims(out, 2)
     return mx.swapaxes(out.reshape(batch, length, heads, width), 1, 2)

@@ -88,6 +88,5 @@ def part_columns(first: int, last: int, parts: int, block: int = 0) -> list[tupl
         block: 0 for equal parts (layout "general"), otherwise the columns of a block (layout "fixed").
     """
     share = block or -(-max(last - first, 0) // parts)
-    origin = 0 if block else first
-    cut = [(max(first, origin + part * share), min(last, origin + (part + 1) * share)) for part in range(parts)]
+    cut = [(first + part * share, min(last, first + (part + 1) * share)) for part in range(parts)]
     return [(begin, max(begin, end)) for begin, end in cut]

@@ -1,6 +1,7 @@
 // One new token of a row against its cached keys and values: a threadgroup takes PACK query heads that share a KV head and one
 // part of the visible columns. Each simdgroup walks through columns of its own, its lanes side by side along the head, so that
-// one column's key is one coalesced read for all PACK heads.
+// one column's key is one coalesced read for all PACK heads. With PAGE the columns lie in pages of a pool, which the row's table
+// names; S is the table's width then, and the capacity of the buffers else.
 constexpr uint E = D / 32;  // elements of a head that a lane holds
 constexpr uint PACKS = (GROUP + PACK - 1) / PACK;
 threadgroup float merged[SIMDS * D];
@@ -17,7 +18,7 @@ float q[PACK][E], out[PACK][E], top[PACK], sum[PACK];
 for (uint h = 0; h < PACK; h++) {
   // Where the last pack is not full its last head is computed again, and not written.
   uint head = kv * GROUP + min(first_head + h, uint(GROUP - 1));
-  load_lane<T, E, WIDE>(queries + (size_t(row) * HKV * GROUP + head) * D + lane * E, q[h]);
+  load_lane<T, E, WIDE>(queries + (size_t(row) * HKV * GROUP + head) * D, lane, q[h]);
   top[h] = -INFINITY;
   sum[h] = 0.0f;
   for (uint e = 0; e < E; e++) {
@@ -25,16 +26,22 @@ for (uint h = 0; h < PACK; h++) {
     out[h][e] = 0.0f;
   }
 }
-size_t cached_head = size_t(row / L) * HKV + kv, head_start = cached_head * size_t(S) * D + lane * E;
-size_t tail_start = TAILED ? cached_head * size_t(TAIL) * D + lane * E : 0;
-int settled_columns = TAILED ? settled[0] : 0;
+size_t cached_head = size_t(row / L) * HKV + kv;
+auto head_keys = keys + (PAGE > 0 ? size_t(kv) * PAGE : cached_head * size_t(S)) * D;
+auto head_values = values + (PAGE > 0 ? size_t(kv) * PAGE : cached_head * size_t(S)) * D;
+size_t tail_start = TAILED ? cached_head * size_t(TAIL) * D : 0;
+int settled_columns = TAILED ? settled[PAGE > 0 ? row / L : 0] : 0;
+auto pages = table + (PAGE > 0 ? size_t(row / L) * S : 0);
 
 for (int start = columns.begin + int(simd) * UNROLL; start < columns.end; start += int(SIMDS) * UNROLL) {
   float score[UNROLL][PACK];
+  int page[UNROLL];
+  for (int u = 0; u < UNROLL; u++) page[u] = page_of<PAGE>(pages, min(start + u, columns.end - 1), settled_columns);
   for (int u = 0; u < UNROLL; u++) {
     float k[E];
     int column = min(start + u, columns.end - 1);
-    load_lane<T, E, WIDE>(column_at<TAILED, D>(keys + head_start, tail_keys + tail_start, column, settled_columns), k);
+    auto key = column_at<TAILED, D, PAGE>(head_keys, tail_keys + tail_start, column, settled_columns, page[u], int(HKV));
+    load_lane<T, E, WIDE>(key, lane, k);
     for (uint h = 0; h < PACK; h++) {
       float dot = 0.0f;
       for (uint e = 0; e < E; e++) dot += q[h][e] * k[e];
@@ -57,7 +64,8 @@ for (int start = columns.begin + int(simd) * UNROLL; start < columns.end; start 
   for (int u = 0; u < UNROLL; u++) {
     float v[E];
     int column = min(start + u, columns.end - 1);
-    load_lane<T, E, WIDE>(column_at<TAILED, D>(values + head_start, tail_values + tail_start, column, settled_columns), v);
+    auto value = column_at<TAILED, D, PAGE>(head_values, tail_values + tail_start, column, settled_columns, page[u], int(HKV));
+    load_lane<T, E, WIDE>(value, lane, v);
     for (uint h = 0; h < PACK; h++)
       for (uint e = 0; e < E; e++) out[h][e] += score[u][h] * v[e];
   }
@@ -77,7 +85,7 @@ for (uint h = 0; h < PACK; h++) {
   float keep = highest == -INFINITY ? 0.0f : exp2(top[h] - highest);
   for (uint s = 0; s < SIMDS; s++)
     if (highest != -INFINITY) total += exp2(maxima[s * PACK + h] - highest) * sums[s * PACK + h];
-  for (uint e = 0; e < E; e++) merged[simd * D + lane * E + e] = out[h][e] * keep;
+  for (uint e = 0; e < E; e++) merged[simd * D + lane_element<T, E, WIDE>(lane, e)] = out[h][e] * keep;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (first_head + h < GROUP) {
     size_t place = (size_t(row) * HKV * GROUP + kv * GROUP + first_head + h) * PARTS + part;

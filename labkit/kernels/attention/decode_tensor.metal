@@ -30,17 +30,28 @@ for (uint t = 0; t < VALUE_BLOCKS; t++)
   for (uint j = 0; j < 4; j++)
     for (uint i = 0; i < 4; i++) out[t][j][i] = 0.0f;
 float top = -INFINITY, sum = 0.0f;
-size_t cached_head = size_t(row / L) * HKV + kv, head_start = cached_head * size_t(S) * D;
+size_t cached_head = size_t(row / L) * HKV + kv;
+auto head_keys = keys + (PAGE > 0 ? size_t(kv) * PAGE : cached_head * size_t(S)) * D;
+auto head_values = values + (PAGE > 0 ? size_t(kv) * PAGE : cached_head * size_t(S)) * D;
 size_t tail_start = TAILED ? cached_head * size_t(TAIL) * D : 0;
-int settled_columns = TAILED ? settled[0] : 0;
+int settled_columns = TAILED ? settled[PAGE > 0 ? row / L : 0] : 0;
+auto pages = table + (PAGE > 0 ? size_t(row / L) * S : 0);
 float factor = scale * M_LOG2E_F;
 
+// A tile of 16 columns lies in one page or two of 16 and more: they are looked up a tile ahead, and no load waits for them.
+constexpr bool AHEAD = PAGE >= 16;
+constexpr int PAGED = PAGE > 0 ? PAGE : 1;
+int end = columns.end - 1;
+int here = AHEAD ? page_of<PAGE>(pages, columns.begin + int(simd) * 16, settled_columns) : 0;
+int next = AHEAD ? page_of<PAGE>(pages, columns.begin + int(simd) * 16 + 15, settled_columns) : 0;
 #pragma unroll 1
 for (int start = columns.begin + int(simd) * 16; start < columns.end; start += int(SIMDS) * 16) {
   float score[2][4];
-  int end = columns.end - 1;
-  auto low_key = column_at<TAILED, D>(keys + head_start, tail_keys + tail_start, min(start + int(r), end), settled_columns);
-  auto high_key = column_at<TAILED, D>(keys + head_start, tail_keys + tail_start, min(start + 8 + int(r), end), settled_columns);
+  int low_column = min(start + int(r), end), high_column = min(start + 8 + int(r), end), border = start / PAGED;
+  int low_page = !AHEAD ? page_of<PAGE>(pages, low_column, settled_columns) : low_column / PAGED == border ? here : next;
+  int high_page = !AHEAD ? page_of<PAGE>(pages, high_column, settled_columns) : high_column / PAGED == border ? here : next;
+  auto low_key = column_at<TAILED, D, PAGE>(head_keys, tail_keys + tail_start, low_column, settled_columns, low_page, int(HKV));
+  auto high_key = column_at<TAILED, D, PAGE>(head_keys, tail_keys + tail_start, high_column, settled_columns, high_page, int(HKV));
   uint4 low[KEY_BLOCKS], high[KEY_BLOCKS];
 #pragma unroll
   for (uint t = 0; t < KEY_BLOCKS; t++) {
@@ -51,9 +62,14 @@ for (int start = columns.begin + int(simd) * 16; start < columns.end; start += i
 #pragma unroll
   for (uint i = 0; i < 4; i++) {
     int column = min(start + int(2 * c + (i & 1) + (i / 2) * 8), end);
-    auto value = column_at<TAILED, D>(values + head_start, tail_values + tail_start, column, settled_columns);
+    int page = !AHEAD ? page_of<PAGE>(pages, column, settled_columns) : column / PAGED == border ? here : next;
+    auto value = column_at<TAILED, D, PAGE>(head_values, tail_values + tail_start, column, settled_columns, page, int(HKV));
 #pragma unroll
     for (uint t = 0; t < VALUE_BLOCKS; t++) v[t][i] = load16_stream((const device uint4*)(value + 64 * t + 8 * r));
+  }
+  if (AHEAD) {
+    here = page_of<PAGE>(pages, start + int(SIMDS) * 16, settled_columns);
+    next = page_of<PAGE>(pages, start + int(SIMDS) * 16 + 15, settled_columns);
   }
   for (uint j = 0; j < 2; j++)
     for (uint i = 0; i < 4; i++) score[j][i] = 0.0f;

@@ -60,6 +60,89 @@ def _decode(
     return DECODE[form].launch(**call)
 
 
+def _paged(
+    form: str,
+    dtype: mx.Dtype,
+    first: list[int],
+    last: list[int],
+    finished: list[int],
+    *,
+    page: int,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    room: int,
+    **options,
+) -> Launch:
+    """Rows in blocks of `page` tokens; blocks in random order, some of them shared, and as many that nobody needs."""
+
+    def normal(*shape: int) -> mx.array:
+        return mx.random.normal(shape).astype(dtype)
+
+    rows, longest = len(finished), max(max(finished) // page, 1)
+    blocks = 2 * rows * longest
+    call = decode_call(
+        normal(len(last), heads, width),
+        *(normal(blocks, kv_heads, page, width) for _ in "kv"),
+        mx.array(first, dtype=mx.int32),
+        mx.array(last, dtype=mx.int32),
+        scale=width**-0.5,
+        table=mx.random.randint(0, blocks, (rows, longest)).astype(mx.int32),
+        tail=Tail(*(normal(rows, kv_heads, room, width) for _ in "kv"), mx.array(finished, dtype=mx.int32)),
+        form=form,
+        **options,
+    )
+    return DECODE[form].launch(**call)
+
+
+def _paged_cases(form: str) -> tuple[Case, ...]:
+    def case(label: str, *args, **sizes) -> Case:
+        return Case(label, lambda dtype: _paged(form, dtype, *args, **sizes))
+
+    return (
+        case(
+            "pages of 16: rows of several lengths, one in its tail alone, one empty",
+            [0, 5, 0, 0],
+            [45, 52, 9, 0],
+            [32, 48, 0, 0],
+            page=16,
+            heads=6,
+            kv_heads=2,
+            width=128,
+            room=16,
+            parts=3,
+            simds=2,
+        ),
+        case(
+            "pages of 8, a window, 2 tokens, head 256",
+            [13, 14],
+            [37, 38],
+            [32],
+            page=8,
+            heads=8,
+            kv_heads=1,
+            width=256,
+            room=16,
+            parts=2,
+            simds=2,
+        ),
+        case(
+            "pages of 256, blocks of 64 columns",
+            [0, 130],
+            [270, 257],
+            [256, 256],
+            page=256,
+            heads=2,
+            kv_heads=1,
+            width=64,
+            room=32,
+            parts=9,
+            block=64,
+            simds=2,
+        ),
+    )
+
+
 def _cases(form: str) -> tuple[Case, ...]:
     def case(label: str, *args, **sizes) -> Case:
         return Case(label, lambda dtype: _decode(form, dtype, *args, **sizes))
@@ -195,14 +278,14 @@ def _bench(form: str, columns: int, **options) -> Bench:
 ENTRIES = [
     Entry(
         DECODE["lanes"],
-        cases=_cases("lanes"),
+        cases=(*_cases("lanes"), *_paged_cases("lanes")),
         summary="one token against its cache: a column across a simdgroup",
         tolerance=LANES,
         benches=(_bench("lanes", 4096),),
     ),
     Entry(
         DECODE["tensor"],
-        cases=_cases("tensor"),
+        cases=(*_cases("tensor"), *_paged_cases("tensor")),
         summary="one token against its cache: 16 columns against 8 heads",
         dtypes=HALVES,
         tolerance=TENSOR,

@@ -34,7 +34,8 @@ _FOLDER = Path(__file__).parent
 _COLUMNS = Header.from_file(_FOLDER / "columns.h")
 _HEADER = Header(TILES.preamble, (*TILES.sections, *_COLUMNS.sections))
 _CACHED = ["keys", "values", "tail_keys", "tail_values"]
-_INPUTS = ["queries", *_CACHED, "first", "last", "settled", "scale", "L", "S", "TAIL", "HKV", "PARTS", "BLOCK"]
+_ROWS = ["first", "last", "settled", "table"]
+_INPUTS = ["queries", *_CACHED, *_ROWS, "scale", "L", "S", "TAIL", "HKV", "PARTS", "BLOCK"]
 
 DECODE: dict[Form, Kernel] = {
     form: Kernel.from_file(
@@ -74,7 +75,8 @@ class Tail(NamedTuple):
 
     Attributes:
         keys, values: [B, Hkv, C, D], of which the first ones count.
-        settled: int32 [1 or more], whose first value says how many columns stand before these, in the buffers.
+        settled: int32 [1 or more], whose first value says how many columns stand before these, in the buffers; with a
+            block table int32 [B], each row's own.
     """
 
     keys: mx.array
@@ -99,6 +101,7 @@ def decode_call(
     parts: int,
     block: int = 0,
     tail: Tail | None = None,
+    table: mx.array | None = None,
     form: Form = "lanes",
     pack: int = 4,
     wide: bool = True,
@@ -112,6 +115,8 @@ def decode_call(
         parts: threadgroups that share a row's columns. block: 0 cuts the visible columns into equal parts; otherwise
             part p holds columns from first + p * block, and parts * block must cover all that can be visible.
         tail: the newest columns, where they do not stand in the buffers.
+        table: int32 [B, N], where the columns lie in blocks of a pool: keys and values are [P, Hkv, PAGE, D] then, and
+            row b's column c is column c % PAGE of block table[b, c // PAGE]. Needs a tail, whose `settled` is [B].
         pack: query heads that share one read of a KV head (form "lanes"; "tensor" takes eight).
         wide: read vectors; without it one element at a time, the baseline (form "lanes").
         simds: simdgroups of a threadgroup. unroll: columns a simdgroup has in flight (form "lanes").
@@ -119,13 +124,18 @@ def decode_call(
     Raises:
         ValueError: shapes, dtypes or sizes that do not fit.
     """
-    rows, heads, width = _check(queries, keys, values, first, last)
-    batch, kv_heads, buffered, _ = keys.shape
+    rows, heads, width = _check(queries, keys, values, first, last, table)
+    batch, (_, kv_heads, page, _) = (keys if table is None else table).shape[0], keys.shape
     group = heads // kv_heads
-    tail, room = _tail(tail, keys)
-    columns = buffered + room
-    if parts < 1 or (block and block * parts < columns):
-        raise ValueError(f"{parts} parts of {block or 'equal'} columns do not cover a cache of {columns}")
+    tail, room = _tail(tail, (batch, kv_heads, width), keys.dtype)
+    if table is None:
+        page, pitch, buffered = 0, page, page
+    else:
+        pitch, buffered = table.shape[1], table.shape[1] * page
+        if room == 0 or tail.settled.shape != (batch,):
+            raise ValueError(f"pages need a tail, and settled columns of each of {batch} rows")
+    if parts < 1 or (block and block * parts < buffered + room):
+        raise ValueError(f"{parts} parts of {block or 'equal'} columns do not cover a cache of {buffered + room}")
     if form == "tensor":
         if width % 64 or queries.dtype == mx.float32:
             raise ValueError(
@@ -140,10 +150,11 @@ def decode_call(
         packs = -(-group // pack)
     return {
         "inputs": [
-            *(queries, keys, values, tail.keys, tail.values, first, last, tail.settled, float(scale)),
-            *(rows // batch, buffered, room, kv_heads, parts, block),
+            *(queries, keys, values, tail.keys, tail.values),
+            *(first, last, tail.settled, _nothing(mx.int32) if table is None else table),
+            *(float(scale), rows // batch, pitch, room, kv_heads, parts, block),
         ],
-        "template": template,
+        "template": [*template, ("PAGE", page)],
         "grid": (parts * simds * 32, kv_heads * packs, rows),
         "threadgroup": (simds * 32, 1, 1),
         "output_shapes": [(rows, heads, parts, width), (rows, heads, parts, 2)],
@@ -225,26 +236,36 @@ def prefill_call(
     }
 
 
-def _tail(tail: Tail | None, keys: mx.array) -> tuple[Tail, int]:
-    """The tail, or what stands for none, and its columns. Raises ValueError if it does not fit the buffers."""
+def _tail(tail: Tail | None, heads: tuple[int, int, int], dtype: mx.Dtype) -> tuple[Tail, int]:
+    """The tail of heads (B, Hkv, D), or what stands for none, and its columns. Raises ValueError if it does not fit."""
     if tail is None:
-        nothing = _nothing(keys.dtype)
+        nothing = _nothing(dtype)
         return Tail(nothing, nothing, _nothing(mx.int32)), 0
-    batch, heads, _, width = keys.shape
-    expected = batch, heads, tail.keys.shape[2], width
-    if tail.keys.shape != expected or tail.values.shape != expected or tail.keys.dtype != keys.dtype:
-        raise ValueError(f"a tail of {tail.keys.shape} and {tail.values.shape} does not continue keys {keys.shape}")
+    batch, kv_heads, width = heads
+    expected = batch, kv_heads, tail.keys.shape[2], width
+    if tail.keys.shape != expected or tail.values.shape != expected or tail.keys.dtype != dtype:
+        raise ValueError(
+            f"a tail of {tail.keys.shape} and {tail.values.shape} does not continue {batch} rows of {kv_heads} heads "
+            f"of {width} in {dtype}"
+        )
     return tail, expected[2]
 
 
 @cache
 def _nothing(dtype: mx.Dtype) -> mx.array:
-    # Stands for what a kernel does not read.
-    return mx.zeros((8,), dtype)
+    # Stands for what a kernel does not read. Computed: a pending array would be computed again in every compiled graph.
+    nothing = mx.zeros((8,), dtype)
+    mx.eval(nothing)
+    return nothing
 
 
 def _check(
-    queries: mx.array, keys: mx.array, values: mx.array, first: mx.array, last: mx.array
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    first: mx.array,
+    last: mx.array,
+    table: mx.array | None = None,
 ) -> tuple[int, int, int]:
     if queries.ndim != 3 or keys.ndim != 4 or keys.shape != values.shape:
         raise ValueError(
@@ -252,6 +273,10 @@ def _check(
             f"{queries.shape}, {keys.shape}, {values.shape}"
         )
     (rows, heads, width), (batch, kv_heads, columns, depth) = queries.shape, keys.shape
+    if table is not None:
+        if table.ndim != 2 or table.dtype != mx.int32:
+            raise ValueError(f"a block table is int32 [B, N], not {table.dtype} {table.shape}")
+        batch = table.shape[0]
     if width != depth or heads % kv_heads or rows % batch or columns == 0:
         raise ValueError(f"queries {queries.shape} do not fit keys {keys.shape}")
     if width % 32 or width > 512:

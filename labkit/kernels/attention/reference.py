@@ -41,8 +41,12 @@ def prefill(launch: Launch) -> list[mx.array]:
 
 def parts(launch: Launch) -> list[mx.array]:
     """The reference of the decode kernels: each part's weighted sum, its largest score (in powers of two), its sum."""
-    queries, keys, values, *tail, first, last, settled, scale, _, _, _, _, count, block = launch.inputs
+    queries, keys, values, *tail, first, last, settled, table, scale, _, _, _, _, count, block = launch.inputs
     count, block = count.item(), block.item()
+    if dict(launch.template)["PAGE"]:
+        keys, values = (_from_pages(array, table) for array in (keys, values))
+    else:
+        settled = settled[:1]
     if dict(launch.template)["TAILED"]:
         keys, values = (_with_tail(array, more, settled) for array, more in zip((keys, values), tail, strict=True))
     scores, _ = _scores(queries, keys, first, last, scale.item() * LOG2E)
@@ -65,12 +69,19 @@ def parts(launch: Launch) -> list[mx.array]:
     return [mx.stack(outputs, axis=2), mx.stack([mx.stack(tops, axis=2), mx.stack(sums, axis=2)], axis=-1)]
 
 
+def _from_pages(pool: mx.array, table: mx.array) -> mx.array:
+    """pool [P, Hkv, PAGE, D] by table [B, N] -> [B, Hkv, N * PAGE, D]."""
+    rows = pool[table].swapaxes(1, 2)
+    return rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
+
+
 def _with_tail(buffer: mx.array, tail: mx.array, settled: mx.array) -> mx.array:
-    """[B, Hkv, S + C, D]: the first `settled` columns of a buffer, then the tail's."""
+    """[B, Hkv, S + C, D]: the first columns of a buffer, settled[b] or settled[0] of them, then the tail's."""
     both = mx.concatenate([buffer, tail], axis=2)
-    column = mx.arange(both.shape[2])
-    behind = mx.minimum(buffer.shape[2] + column - settled[0], both.shape[2] - 1)
-    return mx.take(both, mx.where(column < settled[0], column, behind), axis=2)
+    column, settled = mx.arange(both.shape[2]), settled[:, None]
+    behind = mx.minimum(buffer.shape[2] + column - settled, both.shape[2] - 1)
+    index = mx.where(column < settled, column, behind)[:, None, :, None]
+    return mx.take_along_axis(both, mx.broadcast_to(index, (both.shape[0], 1, both.shape[2], 1)), axis=2)
 
 
 def merge(launch: Launch) -> list[mx.array]:
