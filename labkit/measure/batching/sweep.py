@@ -1,0 +1,89 @@
+"""Both sides by turns at one point, with the floor beside them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from labkit.measure.batching.sides import Run, Side
+from labkit.measure.batching.workload import Workload
+from labkit.measure.model_costs import ModelCosts
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured for one workload.
+
+    Attributes:
+        workload: the requests.
+        runs: side -> its rounds, in order; the sides took turns.
+        floor: tokens a second at which the counted bytes of a step would pass at the measured read rate, or None.
+    """
+
+    workload: Workload
+    runs: dict[str, tuple[Run, ...]]
+    floor: float | None
+
+    def median(self, side: str, what: str) -> float:
+        """The median over rounds of one of a run's figures."""
+        return statistics.median(getattr(run, what) for run in self.runs[side])
+
+    def ratio(self, side: str, other: str) -> tuple[float, float, float]:
+        """Throughput of one side over another's: median, least and most over rounds."""
+        pairs = zip(self.runs[side], self.runs[other], strict=True)
+        ratios = sorted(mine.throughput / theirs.throughput for mine, theirs in pairs)
+        return statistics.median(ratios), ratios[0], ratios[-1]
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """One record a side, JSON data."""
+        sides = list(self.runs)
+        rows = []
+        for side in sides:
+            row = {
+                "name": "batched decode" if self.workload.prefilled else "prompts and answers",
+                "side": side,
+                "lengths": self.workload.name,
+                "rows": self.workload.rows,
+                "longest_context": max(self.workload.contexts),
+                "mean_context": statistics.mean(self.workload.contexts),
+                "answer": self.workload.answer,
+                "rounds": len(self.runs[side]),
+                "floor_tokens_a_second": self.floor,
+                "by_round": [asdict(run) for run in self.runs[side]],
+            }
+            row |= {name: self.median(side, name) for name in asdict(self.runs[side][0])}
+            if side != sides[0]:
+                median, least, most = self.ratio(sides[0], side)
+                row |= {f"{sides[0]}_over_this": median, "ratio_least": least, "ratio_most": most}
+            rows.append(row)
+        return rows
+
+
+def sweep_point(
+    sides: Sequence[Side],
+    workload: Workload,
+    *,
+    rounds: int = 3,
+    costs: ModelCosts | None = None,
+    read_rate: float | None = None,
+) -> Point:
+    """Time every side in each round, in an order that alternates.
+
+    Args:
+        sides: the first one is compared with the others.
+        workload: the requests.
+        rounds: how often.
+        costs, read_rate: of the model, and bytes a second of this device, for the floor.
+    """
+    runs: dict[str, list[Run]] = {side.name: [] for side in sides}
+    for number in range(rounds):
+        for side in sides if number % 2 == 0 else reversed(sides):
+            runs[side.name].append(side.run(workload))
+    floor = None
+    if costs is not None and read_rate is not None:
+        # Every row reads the whole of its own context; the weights are read once.
+        context = round(statistics.mean(workload.contexts)) + workload.answer // 2
+        floor = workload.rows * read_rate / costs.decode(context, workload.rows).bytes
+    return Point(workload, {name: tuple(each) for name, each in runs.items()}, floor)

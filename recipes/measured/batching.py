@@ -1,0 +1,180 @@
+"""Many rows at once on this machine: labkit's engine against mlx-lm's batch generator, by turns, point by point.
+
+    python -m recipes.measured.batching --out data/measured --commit $(git rev-parse --short HEAD) --seconds 400
+
+At the full shape weights are random, of Qwen3.6-35B-A3B, 4 bits in groups of 64; `--model tiny-hybrid` runs the shipped
+model (on a CPU). The points come in the order of their worth, each is written as soon as it is measured, and none
+begins after `--seconds`. A part that fails is reported, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+import labkit
+from labkit.devices import this_device
+from labkit.measure import floors
+from labkit.measure.batching import BatchGeneratorSide, EngineSide, Point, Workload, host_cost, sweep_point
+from labkit.measure.batching.sides import Contexts, Side
+from labkit.measure.end_to_end.fair_line import own_deltanet
+from labkit.measure.end_to_end.sides import FAIR, RELEASED
+from labkit.measure.end_to_end.subject import Subject, open_subject
+from labkit.models import LoadedModel
+from recipes.measured.kernels import conditions
+
+SHAPE = "qwen3.6-35b-a3b"
+FIRST = (8, 1, 32)
+REST = (16, 4, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--model", default=SHAPE, help="a shape of data/configs, or a model")
+    parser.add_argument("--graph", default="specialised")
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has, to try the script")
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--answer", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=400.0)
+    parser.add_argument("--name", default="h200", help="prefix of the file")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    Sweep(arguments).all()
+
+
+class Sweep:
+    """One run: what has been measured so far is in the table's file after every point."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.arguments, self.begin = arguments, time.perf_counter()
+        self.path = arguments.out / f"{arguments.name}_batching.json"
+        self.rows: list[dict[str, Any]] = []
+        self.notes: dict[str, Any] = {}
+
+    def all(self) -> None:
+        """Every part, in order."""
+        for part in (self.prepare, self.host, self.points):
+            try:
+                part()
+            except Exception:
+                traceback.print_exc()
+                self.notes.setdefault("failed", {})[part.__name__] = traceback.format_exc(limit=-3)
+            self.write()
+        self.say(f"table: {self.path.name}, {len(self.rows)} rows")
+
+    def prepare(self) -> None:
+        """The model on both sides, and this device's read rate."""
+        a = self.arguments
+        layers = {} if a.layers is None else {"layers": a.layers}
+        self.subject = open_subject(a.model, graph=a.graph, **layers)
+        loaded = as_loaded(self.subject)
+        contexts = Contexts(self.subject.model.layouts)
+        self.ours = EngineSide(loaded, contexts)
+        known = self.subject.model.vocab_size
+        self.fair = BatchGeneratorSide(self.subject.module, contexts, FAIR, vocabulary=known, context=own_deltanet)
+        self.released = BatchGeneratorSide(self.subject.module, contexts, RELEASED, vocabulary=known)
+        rate = floors.read_rate(quick=True)
+        self.read_rate = rate.value
+        self.notes |= {
+            "model": a.model,
+            "graph": self.subject.graph,
+            "weights_bytes": self.subject.weights_bytes,
+            "read_bytes_a_second": rate.value,
+        }
+        self.say(f"{a.model}, {self.subject.graph} graph, {rate.value / 1e12:.3f} TB/s")
+
+    def host(self) -> None:
+        """What a step costs the host."""
+        for rows in (1, 8, 32):
+            for options in ({}, {"temperature": 0.8, "top_p": 0.95}):
+                cost = host_cost(self.ours.loaded, rows, steps=100, **options)
+                kind = "sampled" if options else "greedy"
+                self.rows.append({"name": "host cost of a step", "choice": kind, **asdict(cost), "engine": cost.engine})
+                self.say(f"host, B={rows}, {kind}: {cost.engine * 1e6:.0f} us of {cost.step * 1e6:.0f} us")
+
+    def points(self) -> None:
+        """Points in the order of their worth, until time is up."""
+        for name, make in self.plan():
+            if time.perf_counter() - self.begin > self.arguments.seconds:
+                self.notes.setdefault("left out for lack of time", []).append(name)
+                continue
+            try:
+                self.point(name, *make())
+            except Exception:
+                traceback.print_exc()
+                self.notes.setdefault("failed", {})[name] = traceback.format_exc(limit=-3)
+            self.write()
+            mx.clear_cache()
+
+    def plan(self) -> Iterator[tuple[str, Callable[[], tuple[Workload, list[Side], int]]]]:
+        """What is measured: name -> workload, sides, rounds."""
+        a = self.arguments
+        against = self.fair if this_device().kind == "cuda" else self.released
+        for rows in FIRST:
+            equal = Workload.equal(rows, a.context, a.answer)
+            yield f"equal B={rows}", lambda w=equal: (w, [self.ours, against], a.rounds)
+        unequal = Workload.unequal(8, 4 * a.context, a.answer)
+        yield "unequal B=8", lambda w=unequal: (w, [self.ours, against], a.rounds)
+        for rows in REST:
+            equal = Workload.equal(rows, a.context, a.answer)
+            yield f"equal B={rows}", lambda w=equal: (w, [self.ours, against], a.rounds)
+        for rows in (1, 8):
+            whole = Workload.equal(rows, a.context // 2, a.answer, prefilled=False)
+            yield f"prompts B={rows}", lambda w=whole: (w, [self.ours, against], 2)
+        if against is self.fair:
+            equal = Workload.equal(8, a.context, min(a.answer, 32))
+            yield "as released B=8", lambda w=equal: (w, [self.ours, self.released], 2)
+        for rows in (32, 16, 4):
+            unequal = Workload.unequal(rows, 4 * a.context, a.answer)
+            yield f"unequal B={rows}", lambda w=unequal: (w, [self.ours, against], a.rounds)
+
+    def point(self, name: str, workload: Workload, sides: list[Side], rounds: int) -> None:
+        """Measure one, after a short run of each side that compiles what is new."""
+        for side in sides:
+            side.run(replace(workload, answer=6))
+        point = sweep_point(sides, workload, rounds=rounds, costs=self.subject.costs, read_rate=self.read_rate)
+        self.rows += point.as_rows()
+        told = ", ".join(f"{side.name} {self._figures(point, side)}" for side in sides)
+        ratio, least, most = point.ratio(sides[0].name, sides[1].name)
+        self.say(f"{name}: {told}; ratio {ratio:.2f} ({least:.2f}-{most:.2f}); floor {point.floor:.0f} tok/s")
+
+    def _figures(self, point: Point, side: Side) -> str:
+        median = lambda what: point.median(side.name, what)
+        return (
+            f"{median('throughput'):.0f} tok/s (gap {median('gap_median') * 1e3:.2f} ms, "
+            f"first {median('first_mean'):.3f} s, peak {median('peak_bytes') / 1e9:.2f} GB)"
+        )
+
+    def say(self, text: str) -> None:
+        """Progress."""
+        print(f"[{time.perf_counter() - self.begin:6.1f} s] {text}", flush=True)
+
+    def write(self) -> None:
+        """The table so far."""
+        table = conditions(self.arguments.commit) | {"conditions": self.notes, "rows": self.rows}
+        self.path.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def as_loaded(subject: Subject) -> LoadedModel:
+    """A subject as an engine takes it. Random weights speak with tiny-hybrid's tokenizer: ids are valid, texts mean
+    nothing."""
+    named = subject.name if not subject.name.startswith("qwen") else "tiny-hybrid"
+    tokenizer = labkit.load(named, graph="adapter").tokenizer
+    return LoadedModel(
+        subject.model, tokenizer, subject.config, Path(subject.name), subject.name, subject.weights_bytes
+    )
+
+
+if __name__ == "__main__":
+    main()
