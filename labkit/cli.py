@@ -91,9 +91,14 @@ def doctor_command(json: JsonOption = False) -> None:
         console.fail("something that labkit needs is missing or broken (see above)")
 
 
+PrefixStoreOption = Annotated[Path | None, typer.Option(help="A prefix store's folder, in place of the cache.")]
+
+
 @cache_app.command("list")
-def cache_list(json: JsonOption = False) -> None:
-    """List what the cache folder holds, by kind."""
+def cache_list(prefix_store: PrefixStoreOption = None, json: JsonOption = False) -> None:
+    """List what the cache folder holds, by kind; or what a prefix store holds, by model."""
+    if prefix_store is not None:
+        return _list_prefixes(prefix_store.expanduser(), json)
     root = _cache_root()
     kinds = {folder.name: _measure(folder) for folder in sorted(root.iterdir())} if root.is_dir() else {}
     rows = [(name, files, console.human_bytes(size)) for name, (files, size) in kinds.items()]
@@ -107,9 +112,14 @@ def cache_list(json: JsonOption = False) -> None:
 @cache_app.command("clear")
 def cache_clear(
     kind: Annotated[str | None, typer.Argument(help="One kind, as `labkit cache list` names it; all without.")] = None,
+    prefix_store: PrefixStoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Remove cached files of one kind, or all of them."""
+    """Remove cached files of one kind, or all of them; or everything in a prefix store."""
+    if prefix_store is not None:
+        if kind is not None:
+            console.fail("a prefix store has no kinds: leave out the kind, or --prefix-store", code=2)
+        return _clear_prefixes(prefix_store.expanduser(), json)
     root = _cache_root()
     present = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
     if kind is not None and kind not in present:
@@ -138,6 +148,39 @@ def _cache_root() -> Path:
     if root.exists() and not root.is_dir():
         console.fail(f"{root} is no folder: name one in {devices.CACHE_VARIABLE}", code=2)
     return root
+
+
+def _list_prefixes(path: Path, json: bool) -> None:
+    from labkit.engine.prefix import folder
+
+    try:
+        found = folder.summary(path)
+    except ValueError as error:
+        console.fail(str(error), code=2)
+    parts = ("columns", "state", "tail", "private")
+    rows = [
+        (root, *(entry.get(part, 0) for part in parts), console.human_bytes(entry["bytes"]))
+        for root, entry in found.items()
+    ]
+    console.show(
+        {"folder": str(path), "chains": found},
+        as_json=json,
+        render=console.table(str(path), ["chains", "blocks", "states", "tails", "paused rows", "size"], rows),
+    )
+
+
+def _clear_prefixes(path: Path, json: bool) -> None:
+    from labkit.engine.prefix import folder
+
+    try:
+        removed = folder.clear(path)
+    except ValueError as error:
+        console.fail(str(error), code=2)
+    console.show(
+        {"folder": str(path), "removed": removed},
+        as_json=json,
+        render=console.table("Removed", ["files", "size"], [(removed["files"], console.human_bytes(removed["bytes"]))]),
+    )
 
 
 def _measure(folder: Path) -> tuple[int, int]:

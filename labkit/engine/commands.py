@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +18,7 @@ from labkit.console import INTERRUPTED, JsonOption
 
 if TYPE_CHECKING:
     from labkit.engine import Engine, Event, Request
+    from labkit.engine.prefix import PrefixStore
     from labkit.models import LoadedModel
 
 
@@ -31,6 +35,12 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be given often.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
     thinking: Annotated[bool, typer.Option(help="Whether the model may think first, where its template knows.")] = True,
+    prefix_store: Annotated[
+        Path | None, typer.Option(help="A folder that keeps what prompts begin with, for later prompts.")
+    ] = None,
+    prefix_width: Annotated[
+        int | None, typer.Option(help="Tokens of a block in it; 2048 on a GPU and 256 on a CPU without.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
@@ -58,9 +68,11 @@ def generate(
             loaded = labkit.load(model)
         raw = raw or _without_template(loaded)
         said = [{"role": "system", "content": system}] if system else []
-        engine = labkit.Engine(loaded)
-        request = engine.request(text if raw else [*said, {"role": "user", "content": text}], params, thinking=thinking)
-        events = _run(engine, request, quiet=json)
+        with _prefixes(loaded, prefix_store, prefix_width) as prefixes:
+            engine = labkit.Engine(loaded, prefixes=prefixes)
+            chat = text if raw else [*said, {"role": "user", "content": text}]
+            request = engine.request(chat, params, thinking=thinking)
+            events = _run(engine, request, quiet=json)
     except KeyboardInterrupt:  # first: the imports too may be interrupted
         if json:
             console.show(_record(model, seed=seed, finish_reason="cancelled"), as_json=True, render="")
@@ -72,6 +84,30 @@ def generate(
     _report(model, events, as_json=json)
     if events[-1].reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _prefixes(loaded: LoadedModel, folder: Path | None, width: int | None) -> Iterator[PrefixStore | None]:
+    """The store that was asked for; what the answer left in it is on the disk when this ends."""
+    if folder is None:
+        if width is not None:
+            raise ValueError("--prefix-width is of a store: name its folder with --prefix-store")
+        yield None
+        return
+    from labkit import devices
+    from labkit.caches import Unsupported
+    from labkit.engine.prefix import PrefixStore
+
+    if width is None:
+        width = 256 if devices.this_device().kind == "cpu" else 2048
+    try:
+        store = PrefixStore(loaded, folder.expanduser(), width=width)
+    except Unsupported as error:
+        raise ValueError(f"{loaded.name} does without a prefix store: {error}") from error
+    with store:
+        yield store
+    if error := store.stats()["writer"]["last_error"]:
+        console.stderr.print(f"the prefix store could not write everything: {error}", style="yellow")
 
 
 def _without_template(loaded: LoadedModel) -> bool:
@@ -140,9 +176,10 @@ def _report(model: str, events: list[Event], *, as_json: bool) -> None:
     rate = last.usage.tokens_per_second
     speed = f", {rate:.1f} tok/s" if rate else ""
     wait = last.usage.first_token_seconds
+    cached = f" ({last.usage.cached_tokens} of them stored)" if last.usage.cached_tokens else ""
     first = f", first after {wait:.2f} s" if wait is not None else ""
     console.stderr.print(
-        f"{last.usage.prompt_tokens} + {last.usage.completion_tokens} tokens{first}{speed}, "
+        f"{last.usage.prompt_tokens}{cached} + {last.usage.completion_tokens} tokens{first}{speed}, "
         f"seed {last.seed}, ended by {last.reason}",
         style="dim",
         highlight=False,

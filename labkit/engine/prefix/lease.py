@@ -33,6 +33,12 @@ class Lease:
         self.tokens, self.data, self.token_ids = tokens, data, token_ids
         self._codec, self._blocks, self._state, self._on_release = codec, blocks, state, on_release
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+        records = {id(record): record for record in (*(self._blocks or ()), self._state) if record is not None}
+        return sum(record.nbytes for record in records.values())
+
     def restore(self) -> list[Cache]:
         """Fresh caches that hold these tokens, one a layer, of the classes that the model makes for one row. Each
         call copies: what is written to one result shows in no other, nor in the store.
