@@ -155,7 +155,7 @@ def test_a_row_parked_out_of_a_batch_leaves_its_companion_as_it_was(rig, hybrid)
     """Both end with the tokens that they have without a pause; the companion goes on while the other is away."""
     requests = [ask("long", 60, 40), ask("short", 20, 40, start=3)]
     expected = alone(rig, hybrid, *requests)
-    run = rig(hybrid, 10_000_000, policy=EAGER)
+    run = rig(hybrid, 10_000_000, policy=Policy(patience=5))
     for one in requests:
         run.engine.submit(one)
     run.until(lambda run: len(run.tokens("short")) >= 6 and len(run.tokens("long")) >= 4)

@@ -1,0 +1,123 @@
+"""An engine that pauses and resumes one row until it is killed. Run as a script: imports once, then forks.
+
+Each line on standard input, `MODE MODEL FOLDER STEP SECONDS`, starts one fork and is answered by one line of JSON: the
+signal that ended it (0: none) and what it had said, line by line. MODE "plain" runs the request undisturbed; "pause"
+pauses and resumes it at every token, and dies in step STEP of its store's work on the disk, in the middle of it if that
+is a write, or after SECONDS; "resume" takes up what was left, or asks again if nothing was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+from pathlib import Path
+
+ANSWER, PROMPT, WIDTH = 16, 21, 8
+
+
+def deadly(step: int):
+    from labkit.engine.prefix.filesystem import FileSystem
+
+    class Deadly(FileSystem):
+        left = step
+
+        def __getattribute__(self, called: str):
+            found = super().__getattribute__(called)
+            if called.startswith("_") or not callable(found):
+                return found
+            Deadly.left -= 1
+            if Deadly.left:
+                return found
+
+            def die(*arguments):
+                if called == "write":
+                    descriptor, data = arguments
+                    os.write(descriptor, memoryview(data)[: random.randrange(len(data) + 1)])
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            return die
+
+    return Deadly()
+
+
+def run(mode: str, model: str, folder: str, step: int, out: int) -> None:
+    import labkit
+    from labkit.engine import Engine, MemoryGuard, Policy, Request, SamplingParams
+    from labkit.engine.memory import FakeMeter
+    from labkit.engine.prefix import PrefixStore
+
+    say = lambda **words: os.write(out, (json.dumps(words) + "\n").encode())
+    loaded = labkit.load(model, graph="adapter")
+    params = SamplingParams(max_tokens=ANSWER, ignore_eos=True, temperature=0.8, seed=3, repetition_penalty=1.3)
+    request = Request([(5 * place) % 256 for place in range(PROMPT)], params, id="r")
+    store = PrefixStore(loaded, folder, width=WIDTH, keep_free_bytes=0, system=deadly(step))
+    tight_until = 0
+    size = lambda: 97 if mode == "pause" and meter.readings < tight_until else 1
+    meter = FakeMeter(1 << 40, loaded.weights_bytes)
+    guard = MemoryGuard(100 * loaded.weights_bytes, meter=meter, interval=0.004)
+    meter.live = lambda: size() * loaded.weights_bytes
+    engine = Engine(loaded, guard=guard, policy=Policy(patience=0), prefixes=store)
+
+    def on_event(event):
+        if event.kind == "token":
+            say(token=event.token)
+        elif event.kind in ("paused", "resumed"):
+            say(kind=event.kind)
+        elif event.kind == "finished":
+            say(finished=event.reason, cached=event.usage.cached_tokens)
+        # Tight after every token, calm some polls after every pause.
+        nonlocal tight_until
+        if event.kind in ("token", "paused"):
+            tight_until = meter.readings + (8 if event.kind == "token" else 60)
+
+    if mode == "resume":
+        rows = engine.resume_paused(on_event=on_event)
+        say(found=[[row.request.id, *row.answer] for row in rows])
+    if engine.idle:
+        engine.submit(request, on_event=on_event)
+    for _ in engine.run():
+        pass
+    store.close()
+
+
+def main() -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    import mlx_lm.models.qwen3_5
+    import mlx_lm.sample_utils
+    import mlx_lm.tokenizer_utils
+    import mlx_lm.utils  # noqa: F401
+
+    import labkit.engine.prefix.store  # noqa: F401  # before the forks; no array is made here
+
+    for line in sys.stdin:
+        mode, model, folder, step, seconds = line.split()
+        read, written = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            try:
+                run(mode, model, folder, int(step), written)
+                os._exit(0)
+            except BaseException as error:
+                os.write(written, (json.dumps({"error": repr(error)}) + "\n").encode())
+            finally:
+                os._exit(3)
+        os.close(written)
+        if float(seconds):
+            with os.fdopen(os.dup(read), "rb", buffering=0) as watched:
+                select.select([watched], [], [], 60)  # until it works
+            select.select([], [], [], float(seconds))
+            os.kill(child, signal.SIGKILL)
+        with os.fdopen(read) as said:
+            lines = [json.loads(text) for text in said.read().split("\n")[:-1]]
+        _, status = os.waitpid(child, 0)
+        ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        print(json.dumps({"signal": ended, "said": lines}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""kill -9 at any point of pausing and resuming: what was whole goes on exactly, and nothing wrong is ever served."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.parking import crash_child
+from tests.tiny_models import write_checkpoint
+
+
+class Engines:
+    """Starts engines, one at a time, each a process of its own."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self.process = subprocess.Popen(
+            [sys.executable, crash_child.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, mode: str, folder: Path, *, step: int = 0, seconds: float = 0.0) -> tuple[int, list[dict]]:
+        self.process.stdin.write(f"{mode} {self.model} {folder} {step} {seconds}\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        assert not any("error" in line for line in answer["said"]), answer
+        return answer["signal"], answer["said"]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory) -> Iterator[Engines]:
+    parent = Engines(write_checkpoint(tmp_path_factory.mktemp("model") / "hybrid", "hybrid"))
+    yield parent
+    parent.process.stdin.close()
+    parent.process.wait(20)
+    parent.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def answer(engines, tmp_path_factory) -> list[int]:
+    """What the request answers undisturbed."""
+    ended, said = engines.run("plain", tmp_path_factory.mktemp("plain"))
+    assert ended == 0
+    return tokens_of(said)
+
+
+def tokens_of(said: list[dict]) -> list[int]:
+    return [line["token"] for line in said if "token" in line]
+
+
+def kill_and_resume(engines: Engines, answer: list[int], folder: Path, rng: random.Random) -> str:
+    """One engine killed, another after it; returns what was found."""
+    folder.mkdir()
+    if rng.random() < 0.5:
+        ended, said = engines.run("pause", folder, step=rng.randrange(20, 200))
+    else:
+        ended, said = engines.run("pause", folder, seconds=rng.uniform(0.05, 0.8))
+    told = tokens_of(said)
+    assert told == answer[: len(told)]
+    if ended == 0:
+        assert told == answer, "it was through before it could die"
+        return "through"
+    assert ended == signal.SIGKILL
+    paused = [line["kind"] for line in said if "kind" in line][-1:] == ["paused"]
+    ended, after = engines.run("resume", folder)
+    assert ended == 0
+    rows = next(line["found"] for line in after if "found" in line)
+    if not rows:
+        assert not paused, "what was paused is found"
+        assert tokens_of(after) == answer, "asked again, it answers the same"
+        return "nothing"
+    ((id, *before),) = rows
+    assert id == "r"
+    assert before == answer[: len(before)]
+    assert before + tokens_of(after) == answer, "it goes on exactly"
+    assert after[-1]["finished"] == "length"
+    if paused:
+        assert before == told, "its reader has been given all that it holds, and nothing more"
+    return "row"
+
+
+def check(engines, answer, folder: Path, rounds: int, seed: int) -> None:
+    rng = random.Random(seed)
+    found = [kill_and_resume(engines, answer, folder / str(number), rng) for number in range(rounds)]
+    assert found.count("row") >= rounds // 4, found
+    assert found.count("nothing") > 0, found
+
+
+def test_twelve_kills_while_pausing_lose_nothing(engines, answer, tmp_path):
+    check(engines, answer, tmp_path, 12, seed=1)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(10))
+def test_hundreds_of_kills_while_pausing_lose_nothing(engines, answer, tmp_path, seed):
+    check(engines, answer, tmp_path, 40, seed=100 + seed)
+
+
+def test_a_prompt_that_was_killed_begins_at_its_last_committed_block(engines, answer, tmp_path):
+    ended, _ = engines.run("plain", tmp_path)
+    assert ended == 0
+    ended, said = engines.run("resume", tmp_path)
+    assert said[0] == {"found": []}
+    assert tokens_of(said) == answer
+    assert said[-1]["cached"] == (crash_child.PROMPT - 1) // crash_child.WIDTH * crash_child.WIDTH
