@@ -294,39 +294,63 @@ class PagedRows:
         return int32s(tuple(table.tokens for table in self.tables))
 
     def gather(self, numbers: mx.array) -> tuple[mx.array, mx.array]:
-        """The tokens of these numbers, int32 [B, C] -> keys and values [B, H, C, D]; zeros where there is none."""
+        """The tokens of these numbers, int32 [B, C] -> keys and values [B, H, C, D]; zeros below 0, anything finite
+        where a row has no such token yet."""
         numbers, finished = numbers[:, None], self.finished()[:, None, None]
-        heads = mx.arange(self.keys.shape[1], dtype=mx.int32)[None, :, None]
-        in_tail = numbers >= finished
-        column = mx.clip(numbers - finished, 0, self.pages.tail_tokens - 1)
+        heads, width = mx.arange(self.keys.shape[1], dtype=mx.int32)[None, :, None], self.pages.tail_tokens
         rows = mx.arange(len(self), dtype=mx.int32)[:, None, None]
-        own = (rows * self.keys.shape[1] + heads) * self.pages.tail_tokens + column
-        pooled = self._slots(numbers, heads)
-        beyond = numbers >= int32s(tuple(self.lengths))[:, None, None]
-
-        def take(pool: mx.array, tails: mx.array) -> mx.array:
-            theirs, mine = _rows_of(pool)[pooled], _rows_of(tails)[mx.broadcast_to(own, pooled.shape)]
-            return mx.where(in_tail[..., None], mx.where(beyond[..., None], 0, mine), theirs)
-
-        return take(self.pages.keys, self.keys), take(self.pages.values, self.values)
+        own = (rows * self.keys.shape[1] + heads) * width + mx.clip(numbers - finished, 0, width - 1)
+        pooled, in_tail = self._slots(numbers, heads), (numbers >= finished)[..., None]
+        return tuple(
+            mx.where(in_tail, _rows_of(tails)[own], _rows_of(pool)[pooled])
+            for pool, tails in ((self.pages.keys, self.keys), (self.pages.values, self.values))
+        )
 
     def gather_blocks(self, lefts: Sequence[int], columns: int) -> tuple[mx.array, mx.array]:
         """Rows in one rectangle, row b's token 0 in column lefts[b] -> keys and values [B, H, columns, D]."""
-        number = mx.arange(columns, dtype=mx.int32)[None] - int32s(tuple(lefts))[:, None]
-        # Left of this column stand finished blocks or padding in every row: one read, by an index that lives as long
-        # as the tables.
-        split = min(columns, min(left + table.tokens for left, table in zip(lefts, self.tables, strict=True)))
-        if split <= 0:
-            return self.gather(number)
+        # Left of `split` stand finished blocks or padding in every row: one read, by an index that lives as long as the
+        # tables. Behind it, tails.
+        ends = [left + table.tokens for left, table in zip(lefts, self.tables, strict=True)]
+        split = min(columns, *ends)
+        newest = self._newest(split, lefts, ends, columns - split)
+        if split == 0:
+            return newest
         name = f"{split} {lefts}"
         if name not in self._device:
+            number = mx.arange(split, dtype=mx.int32)[None] - int32s(tuple(lefts))[:, None]
             heads = mx.arange(self.keys.shape[1], dtype=mx.int32)[None, :, None]
-            table = self.table()
-            self._device = {"table": table, name: self._slots(number[:, None, :split], heads)}
-        index, newest = self._device[name], self.gather(number[:, split:])
-        pools = self.pages.keys, self.pages.values
+            self._device = {"table": self.table(), name: self._slots(number[:, None], heads)}
+        index, pools = self._device[name], (self.pages.keys, self.pages.values)
         return tuple(
             mx.concatenate([_rows_of(pool)[index], new], axis=2) for pool, new in zip(pools, newest, strict=True)
+        )
+
+    def _newest(self, split: int, lefts: Sequence[int], ends: list[int], count: int) -> tuple[mx.array, mx.array]:
+        """The `count` columns from `split` on: of each row, what is left of its finished blocks, then its tail."""
+        width, size = self.pages.tail_tokens, self.pages.block_tokens
+        if all(end == split for end in ends) and count <= width:
+            return self.keys[:, :, :count], self.values[:, :, :count]
+        # One short source: the tails, behind them the blocks that end right of `split`, and zeros.
+        blocks, index = [], np.full((len(self), self.keys.shape[1], count), -1, np.int64)
+        heads = np.arange(self.keys.shape[1])[:, None]
+        tails = len(self) * self.keys.shape[1] * width
+        for b, (left, end, table) in enumerate(zip(lefts, ends, self.tables, strict=True)):
+            column = np.arange(max(split, left), min(end, split + count))
+            if len(column):
+                first = (column[0] - left) // size
+                token = column - left - first * size
+                index[b][:, column - split] = (
+                    tails + ((len(blocks) + token // size) * len(heads) + heads) * size + token % size
+                )
+                blocks += table.blocks[first : (column[-1] - left) // size + 1]
+            column = np.arange(max(end, left), min(split + count, end + width))
+            index[b][:, column - split] = (b * len(heads) + heads) * width + column - end
+        blocks.append(NULL)
+        index[index < 0] = tails + len(blocks) * len(heads) * size - 1
+        chosen, at = mx.array(blocks, dtype=mx.int32), mx.array(index.astype(np.int32))
+        return tuple(
+            mx.concatenate([_rows_of(tail), _rows_of(pool[chosen])])[at]
+            for tail, pool in ((self.keys, self.pages.keys), (self.values, self.pages.values))
         )
 
     def _slots(self, numbers: mx.array, heads: mx.array) -> mx.array:

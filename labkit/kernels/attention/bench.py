@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 
+from labkit.kernels.attention import paged_bench
 from labkit.kernels.attention.launches import (
     BLOCK,
     DECODE,
@@ -54,7 +55,7 @@ def rows(quick: bool = True) -> list[dict]:
         found += _decode_rows(columns, predicted, DECODE_CONFIGURATIONS[: 7 if quick and columns > 4096 else None])
     for length, predicted in PREFILL_SIZES[: 1 if quick else None]:
         found += _prefill_rows(length, predicted)
-    return found
+    return [*found, *paged_bench.rows(quick)]
 
 
 def _tensors(columns: int, length: int, sets: int) -> list[tuple[mx.array, ...]]:

@@ -1,0 +1,170 @@
+"""Paged caches on this machine's GPU: attention through the block table, and what growing a pool costs.
+
+    python -m recipes.measured.paged --out data/measured --commit $(git rev-parse --short HEAD) --seconds 150
+
+Parts: A attention, paged beside one buffer a row and beside gathering first; B one decode step of a cache (append and
+attend) for each way to grow; C appending alone: whole buffer, tail, flush, by sizes. The file is written after each
+part and problem; a part that fails is reported, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlx.core as mx
+
+from labkit.caches import BatchedContiguous, BatchedPaged, Contiguous, Pages
+from labkit.kernels.attention import paged_bench
+from labkit.kernels.attention.paged_bench import HEADS, KV_HEADS, SCALE, WIDTH
+from labkit.kernels.targets import device_target
+from recipes.measured.kernels import conditions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--parts", default="ABC")
+    parser.add_argument("--full", action="store_true", help="every problem of part A")
+    parser.add_argument("--context", type=int, default=16384, help="tokens a row in part B")
+    parser.add_argument("--name", default="h200", help="prefix of the file")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path, begin, found = arguments.out / f"{arguments.name}_paged.json", time.perf_counter(), []
+    deadline = begin + arguments.seconds
+    parts = {
+        "A": lambda: paged_bench.rows(quick=not arguments.full, deadline=deadline),
+        "B": lambda: decode_steps(arguments.context, deadline),
+        "C": lambda: appends(deadline),
+    }
+    for part in (part for part in parts if part in arguments.parts):
+        print(f"== part {part}, {time.perf_counter() - begin:.0f} s", flush=True)
+        try:
+            for row in parts[part]():
+                found.append({"part": part} | row)
+                table = {"family": "paged", **conditions(arguments.commit), "rows": found}
+                path.write_text(json.dumps(table, indent=1, default=str) + "\n")
+                print(
+                    "  " + "  ".join(f"{k}={v:.4g}" if type(v) is float else f"{k}={v}" for k, v in row.items()),
+                    flush=True,
+                )
+        except Exception:
+            traceback.print_exc()
+    print(f"{len(found)} rows in {time.perf_counter() - begin:.0f} s: {path.name}")
+
+
+def _token(rows: int) -> tuple[mx.array, mx.array]:
+    return tuple(mx.random.normal((rows, KV_HEADS, 1, WIDTH), dtype=mx.bfloat16) for _ in "kv")
+
+
+def _filled(kind: str, rows: int, context: int) -> BatchedContiguous | BatchedPaged:
+    """A cache of rows of `context` tokens each; "paged T" has tails of T tokens and blocks of 16."""
+    prompt = tuple(mx.random.normal((1, KV_HEADS, context, WIDTH), dtype=mx.bfloat16) for _ in "kv")
+    if kind == "contiguous":
+        serial = [Contiguous() for _ in range(rows)]
+        for cache in serial:
+            cache.update_and_fetch(*prompt)
+        return Contiguous.merge(serial)
+    tail = int(kind.split()[1])
+    pages = Pages(rows * (context // 16 + 40), 16, tail_tokens=tail)
+    batch = BatchedPaged(pages, [0] * rows)
+    batch.update_and_fetch(*(mx.repeat(x, rows, axis=0) for x in prompt))
+    return batch
+
+
+def decode_steps(context: int, deadline: float) -> Iterator[dict]:
+    """One decode step of one layer's cache, append and attend, over 300 tokens: full tails are flushed on the way.
+
+    Predicted before any run: attention as in part A; for "contiguous" two copies of the buffer a token at 0.19 TB/s;
+    for pages two small operations, and the pool's copies over tail_tokens - 16 tokens.
+    """
+    for rows in (1, 8):
+        for kind in ("paged 256", "contiguous", "paged 16", "paged 64"):
+            if time.perf_counter() > deadline:
+                return
+            cache = _filled(kind, rows, context)
+            mx.eval(cache.state[:4])
+            queries = mx.random.normal((rows, HEADS, 1, WIDTH), dtype=mx.bfloat16)
+            token, times = _token(rows), []
+            mx.eval(queries, token)
+            mx.reset_peak_memory()
+            for step in range(308 if kind != "contiguous" else 40):
+                begin = time.perf_counter()
+                cache.append(*token)
+                if kind == "contiguous":
+                    out = mx.fast.scaled_dot_product_attention(
+                        queries,
+                        *cache.keys_and_values(),
+                        scale=SCALE,
+                        mask=cache.left_padding[:, None, None, None] <= 0,
+                    )
+                else:
+                    out = cache.attend(queries, scale=SCALE)
+                mx.eval(out, cache.state[:4])
+                if step >= 8:
+                    times.append(time.perf_counter() - begin)
+            bytes_held = cache.nbytes if kind == "contiguous" else cache.rows.nbytes + cache.pages.nbytes
+            yield {
+                "name": f"decode step, {kind}",
+                "rows": rows,
+                "context": context,
+                "mean_us": statistics.mean(times) * 1e6,
+                "median_us": statistics.median(times) * 1e6,
+                "most_us": max(times) * 1e6,
+                "held_bytes": bytes_held,
+                "peak_bytes": mx.get_peak_memory(),
+                "target": device_target(),
+            }
+
+
+def appends(deadline: float) -> Iterator[dict]:
+    """What it costs to write one token, a block of each of 8 rows, or a whole prompt, into buffers of several sizes."""
+    for megabytes in (16, 134, 512):
+        if time.perf_counter() > deadline:
+            return
+        blocks = (megabytes << 20) // (KV_HEADS * 16 * WIDTH * 2)
+        index = mx.array(list(range(1, 9)), dtype=mx.int32)
+        block = mx.random.normal((8, KV_HEADS, 16, WIDTH), dtype=mx.bfloat16)
+        row = mx.random.normal((1, KV_HEADS, 1, WIDTH), dtype=mx.bfloat16)
+
+        def scatter(pool: mx.array, index: mx.array = index, block: mx.array = block) -> mx.array:
+            pool[index] = block
+            return pool
+
+        def update(pool: mx.array, row: mx.array = row) -> mx.array:
+            return mx.slice_update(pool, row, mx.array([5, 3]), axes=(0, 2))
+
+        tail = mx.random.normal((8, KV_HEADS, 256, WIDTH), dtype=mx.bfloat16)
+        here = (mx.arange(256) == mx.arange(8)[:, None])[:, None, :, None]
+        news = mx.random.normal((8, KV_HEADS, 1, WIDTH), dtype=mx.bfloat16)
+        ways: dict[str, tuple[Callable[[mx.array], mx.array], mx.array]] = {
+            "scatter 8 blocks into the pool": (scatter, mx.zeros((blocks, KV_HEADS, 16, WIDTH), mx.bfloat16)),
+            "slice_update of one token in the pool": (update, mx.zeros((blocks, KV_HEADS, 16, WIDTH), mx.bfloat16)),
+            "where: one token a row into tails of 256": (lambda x, h=here, n=news: mx.where(h, n, x), tail),
+        }
+        for name, (way, state) in ways.items():
+            mx.eval(state)
+            times = []
+            for _ in range(12):
+                begin = time.perf_counter()
+                state = way(state)
+                mx.eval(state)
+                mx.synchronize()
+                times.append(time.perf_counter() - begin)
+            yield {
+                "name": name,
+                "megabytes": megabytes if "pool" in name else state.nbytes / 2**20,
+                "us": statistics.median(times[2:]) * 1e6,
+                "target": device_target(),
+            }
+
+
+if __name__ == "__main__":
+    main()
