@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -21,9 +24,11 @@ import mlx.core as mx
 from labkit.measure import floors
 from labkit.measure.end_to_end import LENGTHS, LabkitSide, Plan, Point, ablations, measure, sides_for, table
 from labkit.measure.end_to_end.commands import conditions as subject_conditions
+from labkit.measure.end_to_end.filled import Filled
 from labkit.measure.end_to_end.parts import Parts
 from labkit.measure.end_to_end.subject import Subject, open_subject
 from labkit.measure.trace import StepTrace, capture
+from labkit.measure.trace.cuda_graph import read_graphs
 from labkit.measure.trace.step import as_record
 from labkit.models.hybrid import Variants
 from recipes.measured.kernels import conditions
@@ -41,7 +46,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has, to try the script")
     parser.add_argument("--graph", default="specialised")
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--parts", default="ABCDEF", help="which parts: see PARTS below")
+    parser.add_argument("--parts", default="ABCDEFG", help="which parts: see PARTS below")
     parser.add_argument("--largest", type=int, default=LENGTHS[-1], help="no longer prompt or context than this")
     parser.add_argument("--name", default="h200", help="prefix of the file")
     arguments = parser.parse_args()
@@ -113,6 +118,30 @@ class Run:
             self._say(
                 f"trace at {context}: " + ", ".join(f"{k}={v}" for k, v in counted.items() if type(v) is not list)
             )
+
+    def cuda_graphs(self) -> None:
+        """the CUDA graphs of decode steps of eight layers, as MLX recorded them, in a process of its own"""
+        target = (self.arguments.out / f"{self.arguments.name}_graphs.dot").resolve()
+        target.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "recipes.measured.end_to_end", "--parts", "O", "--layers", "8"]
+        command += ["--out", str(self.arguments.out), "--commit", self.arguments.commit, "--name", "one_step"]
+        command += ["--shape", self.arguments.shape, "--graph", self.arguments.graph]
+        found = os.environ | {"MLX_SAVE_CUDA_GRAPHS_DOT_FILE": str(target)}
+        subprocess.run(command, env=found, timeout=150, check=False)
+        if not target.is_file():
+            self._say("  MLX wrote no graph")
+            return
+        self._say("  the file begins: " + repr(target.read_text(errors="replace")[:600]))
+        for number, graph in enumerate(read_graphs(target)):
+            row = {"table": "cuda_graph", "layers": 8, "graph": number, "launches": graph.launches}
+            row |= {"stages": graph.stages, "by_name": graph.by_name()[:40]}
+            self.rows.append(row)
+            self._say(f"  graph {number}: {graph.launches} launches, {graph.stages} stages")
+
+    def one_step(self) -> None:
+        """a few decode steps, for whoever records what they launch"""
+        side = LabkitSide(self.subject.model)
+        self._say(f"  {side.decode(Filled(self.subject.model.layouts, 4096), 2, 2)[0]:.4f} s a token")
 
     def ablations_skewed(self) -> None:
         """the same with skewed routing, and the engine's own speed there"""
@@ -230,6 +259,8 @@ PARTS = {
     "D": Run.trace,
     "E": Run.rest,
     "F": Run.ablations_skewed,
+    "G": Run.cuda_graphs,
+    "O": Run.one_step,
 }
 
 

@@ -24,6 +24,9 @@ SLOWEST = 3
 """A growing term may run at so many times less of its work a second than the rest does: attention that sits in four
 times the layers, or a buffer that is copied whole beside being read, takes more."""
 
+SMALLEST = 0.2
+"""Of a term that makes less than this share of the longest point, the fit cannot tell the rate."""
+
 
 @dataclass(frozen=True)
 class Term:
@@ -109,7 +112,7 @@ def _fit(
         rate = float(1 / share[index]) if share[index] > 0 else None
         terms.append(Term(name, tuple(map(float, values)), parts, rate))
     residuals = tuple(float(error) for error in columns @ share / times - 1)
-    reasons = _reasons(terms[-1], usual(terms), lengths, residuals)
+    reasons = _reasons(terms, usual(terms), lengths, residuals)
     return Curve(tuple(lengths), tuple(map(float, seconds)), tuple(terms), residuals, tuple(reasons))
 
 
@@ -128,13 +131,17 @@ def _nonnegative(scaled: np.ndarray) -> np.ndarray:
     return best
 
 
-def _reasons(growing: Term, usual: float | None, lengths: Sequence[int], residuals: Sequence[float]) -> list[str]:
+def _reasons(
+    terms: Sequence[Term], usual: float | None, lengths: Sequence[int], residuals: Sequence[float]
+) -> list[str]:
+    growing, whole = terms[-1], sum(term.seconds[-1] for term in terms)
     reasons = [
         f"at {length:,} tokens the terms of the model miss the measured time by {error:+.0%}"
         for length, error in zip(lengths, residuals, strict=True)
         if abs(error) > TOLERANCE
     ]
-    if growing.rate and usual and usual > SLOWEST * growing.rate:
+    tells = growing.seconds[-1] > SMALLEST * whole
+    if growing.rate and usual and usual > SLOWEST * growing.rate and tells:
         reasons.append(
             f"{growing.name} take {growing.seconds[-1]:.3g} s at {lengths[-1]:,} tokens: "
             f"{usual / growing.rate:.0f} times less of their work a second than the rest, so more grows than is counted"

@@ -48,7 +48,7 @@ class Subject:
         Raises:
             LoadError: this subject's graph has no switches.
         """
-        if not isinstance(self.model, Hybrid):
+        if type(self.model) is not Hybrid:
             raise LoadError(f"the {self.graph} graph of {self.name} has no switches: take --graph specialised")
         return Hybrid(self.model.weights, self.config, self.model.dtype, variants=variants)
 
@@ -106,7 +106,7 @@ def _graph_of(module: Any, adapter: Model, config: dict[str, Any], graph: str) -
         return Hybrid.from_module(module, config)
     from labkit.models.hybrid.native import NativeHybrid
 
-    return NativeHybrid.from_module(module, config)
+    return NativeHybrid(Hybrid.from_module(module, config).weights, config)
 
 
 def _graph_name(model: Model) -> str:

@@ -5,6 +5,7 @@ step.py      launches, stages, bytes and the longest chain of a captured step
 walk.py      a layer's launches in words
 memory.py    what is alive at once while it runs
 waterfall.py from the floor to the measured step
+cuda_graph.py  the same counts of graphs that MLX's CUDA back end recorded
 pictures.py  the graph drawn stage by stage
 """
 

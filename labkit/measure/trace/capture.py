@@ -100,10 +100,11 @@ def capture(model: Model, *, context: int = 64, length: int = 1, target: str | N
     return _captured(seen, known, context)
 
 
-def record(function: Callable[..., Any], *arguments: mx.array) -> Captured:
-    """The operations of any function of arrays, as it stands."""
+def record(function: Callable[..., Any], *arguments: mx.array, target: str | None = None) -> Captured:
+    """The operations of any function of arrays, as it stands or, given a target, as `capture` would show it."""
     seen: list[dict[str, Any]] = []
-    mx.export_function(seen.append, function, *arguments)
+    with {None: contextlib.nullcontext, "metal": _as_on_a_gpu, "here": _here}[target]():
+        mx.export_function(seen.append, function, *arguments)
     return _captured(seen, {}, None)
 
 

@@ -1,4 +1,4 @@
-"""`labkit trace decode`."""
+"""`labkit trace decode | cuda-graph`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from labkit import console
 from labkit.console import JsonOption
 
 app = typer.Typer(help="One step taken apart: launches, stages, bytes.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `decode` a sub-command."""
 
 
 @app.command()
@@ -74,4 +69,30 @@ def decode(
         shown.append(console.table("Longest chain", ["stage", "operation", "parameter", "bytes"], rows))
     if picture is not None:
         pictures.draw(trace, title).savefig(picture, bbox_inches="tight")
+    console.show(record, as_json=as_json, render=shown)
+
+
+@app.command("cuda-graph")
+def cuda_graph(
+    file: Annotated[Path, typer.Argument(help="What MLX wrote with MLX_SAVE_CUDA_GRAPHS_DOT_FILE set.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Count the launches and stages of the CUDA graphs that MLX recorded while it ran."""
+    from labkit.measure.trace.cuda_graph import read_graphs
+
+    try:
+        graphs = read_graphs(file)
+        counts = [(number, graph.launches, graph.stages) for number, graph in enumerate(graphs)]
+    except (OSError, ValueError) as error:
+        console.fail(str(error), code=2)
+    names: dict[str, int] = {}
+    for graph in graphs:
+        for name, count in graph.by_name():
+            names[name] = names.get(name, 0) + count
+    keys = ("graph", "launches", "stages")
+    record = {"graphs": [dict(zip(keys, row, strict=True)) for row in counts], "by_name": names}
+    shown = [
+        console.table("CUDA graphs, in the order in which they were made", keys, counts),
+        console.table("By kernel", ["kernel", "launches"], sorted(names.items(), key=lambda item: -item[1])),
+    ]
     console.show(record, as_json=as_json, render=shown)
