@@ -42,6 +42,7 @@ def test_what_was_not_measured_is_said_and_not_recorded(shown):
     assert shown["record"]["b"] == {"1": 0.5}
 
 
-def test_a_table_without_any_measurement_is_an_error(shown):
-    with pytest.raises(ValueError, match="no row was measured"):
-        ablation.show("Gains", [Ablation("a", "1")], TABLE)
+def test_a_table_without_any_measurement_records_nothing(shown):
+    ablation.show("Gains", [Ablation("a", "1", counted=2.0)], TABLE, counted="launches")
+    assert shown["columns"][2] == "counted: launches"
+    assert "record" not in shown
