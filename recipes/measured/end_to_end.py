@@ -76,6 +76,7 @@ class Run:
         }
         self.rows.append({"table": "machine"} | self.notes["floors"])
         self._say(f"floors: {self.notes['floors']}")
+        self._warm_up()
         for letter, part in PARTS.items():
             if letter not in self.arguments.parts:
                 continue
@@ -87,6 +88,19 @@ class Run:
                 self.notes.setdefault("failed", {})[letter] = traceback.format_exc(limit=-3)
             self._write()
         self._say(f"table: {self.path.name}, {len(self.rows)} rows")
+
+    def _warm_up(self) -> None:
+        """Compile what both sides need, so that no point is charged for it."""
+        tokens = mx.random.randint(0, self.subject.model.vocab_size, (min(2048, self.arguments.largest),))
+        filled = Filled(self.subject.model.layouts, 64)
+        for side in sides_for(self.subject.module, self.subject.model, ["mlx-lm"], name="labkit"):
+            begin = time.perf_counter()
+            try:
+                side.decode(filled, 2, 1)
+                side.prefill(tokens[: side.warm_up_tokens or tokens.size])
+            except Exception:
+                traceback.print_exc()
+            self._say(f"  {side.name}: first use took {time.perf_counter() - begin:.0f} s")
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 

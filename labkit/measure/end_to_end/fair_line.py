@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,7 @@ def own_deltanet(target: str | None = None) -> Iterator[None]:
     def metal_kernel(
         name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str = "", **_: Any
     ) -> Any:
-        kernel = Kernel(f"mlx_lm_{name}", input_names, output_names, source, header)
+        kernel = _kernel(f"mlx_lm_{name}", tuple(input_names), tuple(output_names), source, header)
         return lambda **call: kernel(**call, target=target)
 
     seen = _WithMetal(metal_kernel)
@@ -50,6 +51,12 @@ def own_deltanet(target: str | None = None) -> Iterator[None]:
     finally:
         for name, value in saved.items():
             setattr(gated_delta, name, value)
+
+
+@cache
+def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], source: str, header: str) -> Kernel:
+    """Kept, so that what a device has compiled of it is kept."""
+    return Kernel(name, inputs, outputs, source, header)
 
 
 class _WithMetal:
