@@ -134,6 +134,18 @@ class DiskTier:
         self.counts.add("read")
         return record
 
+    def about(self, name: str) -> dict[str, str] | None:
+        """What the record's header says of it, if it can be read; the data behind it are not looked at."""
+        place = self._where(name)
+        try:
+            return None if place is None else self._header(place, place.stat().st_size)
+        except (OSError, blockfile.Damaged, blockfile.Foreign):
+            return None
+
+    def _header(self, place: Path, size: int) -> dict[str, str]:
+        length = int.from_bytes(self._system.read(place, 8), "little")
+        return blockfile.read_header(self._system.read(place, 8 + min(length, blockfile.MAX_HEADER)), size)[0]
+
     def touch(self, names: Iterable[str]) -> None:
         """Mark as used now; the first is the one to go last."""
         now = time.time_ns()
@@ -237,9 +249,7 @@ class DiskTier:
         sound = {}
         for entry in self.folder.ours():
             try:
-                head = self._system.read(entry.path, 8)
-                head = self._system.read(entry.path, 8 + int.from_bytes(head, "little"))
-                about, _, _ = blockfile.read_header(head, entry.size)
+                about = self._header(entry.path, entry.size)
                 if f"{about.get('key')}.{about.get('part')}" != entry.name or about.get("root") != self.folder.root:
                     raise blockfile.Damaged("another record's place")
                 sound[entry.name] = about

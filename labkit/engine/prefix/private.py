@@ -7,14 +7,14 @@ blocks that the row itself committed or was restored from are held by a pin inst
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.caches import Cache
-from labkit.engine.prefix import blockfile, hashing
+from labkit.engine.prefix import hashing
 from labkit.engine.prefix.chains import Chains
 from labkit.engine.prefix.codec import Codec
 from labkit.engine.prefix.folder import entries
@@ -34,6 +34,7 @@ class PrivateChains:
 
     def __init__(self, tiers: Tiers, codec: Codec, chains: Chains, width: int, lease: Callable[..., Lease]):
         self._tiers, self._codec, self._chains, self._width, self._lease = tiers, codec, chains, width, lease
+        self._newest: dict[str, str | None] = {}  # which save of a row counts; None once it was dropped
 
     def save(
         self,
@@ -62,12 +63,16 @@ class PrivateChains:
         tensors = self._codec.columns(caches, start, len(tokens)) if len(tokens) > start else {}
         ids = struct.pack(f"<{len(tokens)}i", *tokens)
         tensors |= state | {"tokens": Tensor("int32", (len(tokens),), ids)}
-        about = {**scalars, "id": id, "shared": json.dumps(list(shared)), "data": json.dumps(data)}
+        self._newest[id] = save = uuid.uuid4().hex
+        about = {**scalars, "id": id, "save": save, "shared": json.dumps(list(shared)), "data": json.dumps(data)}
         record = self._chains.record([key], 0, "private", tensors, about)
         self._tiers.unpin(owner)
         self._tiers.drop(name)
         refusal = self._tiers.put(name, record, protect=columns, hot=False)
         if refusal is None and not (self._tiers.flush(timeout) and self._tiers.pin(owner, [name])):
+            refusal = "not_written"
+        # What an earlier pause left may lie there still, if this write failed.
+        if refusal is None and (self._tiers.about(name) or {}).get("save") != save:
             refusal = "not_written"
         if refusal is not None:
             self.drop(id)
@@ -77,13 +82,18 @@ class PrivateChains:
         """The row, if every part of it is there and sound."""
         name, owner = name_of(self.key(id), "private"), f"private {id}"
         record = self._tiers.get([name], self._chains.expected, hot=False)[0]
-        if record is None or record.about["id"] != id:
+        if (
+            record is None
+            or record.about["id"] != id
+            or record.about["save"] != self._newest.get(id, record.about["save"])
+        ):
             return None
         shared = json.loads(record.about["shared"])
         columns = self._chains.columns(shared)
         blocks = self._tiers.get(columns, self._chains.expected)
         if None in blocks:
             return None
+        self._newest[id] = record.about["save"]
         # After a restart nobody holds it any more.
         self._tiers.pin(f"{owner} shared", columns)
         self._tiers.pin(owner, [name])
@@ -94,6 +104,8 @@ class PrivateChains:
 
     def drop(self, id: str) -> None:
         """Forget a row and let its shared blocks go."""
+        if id in self._newest:
+            self._newest[id] = None
         self._tiers.unpin(f"private {id}")
         self._tiers.unpin(f"private {id} shared")
         self._tiers.drop(name_of(self.key(id), "private"))
@@ -105,13 +117,9 @@ class PrivateChains:
             return []
         found = []
         for entry in sorted(entries(self._tiers.disk.folder.path / "private"), key=lambda entry: entry.used):
-            if not entry.record or entry.pinned:
-                continue
-            with contextlib.suppress(OSError, blockfile.Damaged, blockfile.Foreign), entry.path.open("rb") as file:
-                length = file.read(8)
-                about, _, _ = blockfile.read_header(length + file.read(int.from_bytes(length, "little")), entry.size)
-                if about.get("root") == self._chains.root and entry.name == name_of(self.key(about["id"]), "private"):
-                    found.append(about["id"])
+            about = self._tiers.disk.about(entry.name) if entry.record and not entry.pinned else None
+            if about is not None and about.get("root") == self._chains.root and self.key(about["id"]) == about["key"]:
+                found.append(about["id"])
         return found
 
     def key(self, id: str) -> str:

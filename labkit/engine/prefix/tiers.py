@@ -87,6 +87,13 @@ class Tiers:
                     self.memory.put(name, found[name])
         return [found[name] for name in names]
 
+    def about(self, name: str) -> dict[str, str] | None:
+        """What the record says of itself, from where it is to stay."""
+        if self.disk is not None:
+            return self.disk.about(name)
+        record = self.memory.get(name)
+        return None if record is None else record.about
+
     def put(self, name: str, record: Record, *, protect: Collection[str] = (), hot: bool = True) -> str | None:
         """Keep a record; returns why not, or None.
 

@@ -480,6 +480,18 @@ def test_a_row_that_is_paused_again_is_the_newer_one(open_store, hybrid):
         hybrid.extend(caches, [*both, turn], len(both), len(both) + 1)
 
 
+@pytest.mark.parametrize("step", ["create", "write", "unlink"])
+def test_an_older_pause_is_never_taken_for_the_newer_one(open_store, hybrid, step):
+    system = Failing()
+    store, caches = open_store(hybrid, system=system), decoded(hybrid)
+    assert store.save_private("row", ROW, caches).stored
+    hybrid.extend(caches, [*ROW, 5], 75, 76)
+    system.failing = {"create": FULL, step: FULL}
+    assert store.save_private("row", [*ROW, 5], caches) == (False, "not_written")
+    system.failing = {}
+    assert store.load_private("row") is None
+
+
 def test_paused_rows_are_held_against_eviction(open_store, hybrid):
     store = open_store(hybrid, disk_bytes=25_000, memory_bytes=0)
     commit_all(store, hybrid, PROMPT)
