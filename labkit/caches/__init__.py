@@ -12,6 +12,7 @@ from labkit.caches.foreign import Foreign
 from labkit.caches.layout import ArraySpec, Layout
 from labkit.caches.paged import Paged
 from labkit.caches.paged_batch import BatchedPaged
+from labkit.caches.paged_kv import PagedKV
 from labkit.caches.paged_window import BatchedPagedWindow, PagedWindow
 from labkit.caches.pages import Pages
 from labkit.caches.recurrent import BatchedRecurrent, Recurrent
@@ -32,6 +33,7 @@ __all__ = [
     "Foreign",
     "Layout",
     "Paged",
+    "PagedKV",
     "PagedWindow",
     "Pages",
     "PoolExhausted",

@@ -288,10 +288,11 @@ class Table:
                 self.pool.publish(key, block)
         return to_write
 
-    def take_shared(self, count: int) -> None:
-        """Begin with the blocks of the first `count` keys, which are all in use."""
-        for key in self.keys[len(self.blocks) : count]:
-            self.blocks.append(self.pool.share(self.pool.find(key)))
+    def take_shared(self, count: int, null: int = 0) -> None:
+        """Begin with the blocks of the first `count` keys, which are all in use but for the first `null`, whose tokens
+        no query will see."""
+        for i, key in enumerate(self.keys[:count]):
+            self.blocks.append(NULL if i < null else self.pool.share(self.pool.find(key)))
 
     def begin_at(self, count: int) -> None:
         """Begin behind `count` blocks of tokens that are not there, with keys for none."""

@@ -18,8 +18,8 @@ from labkit.caches.block_pool import Table
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.layout import Layout
 from labkit.caches.pages import DEFAULT_BLOCK, PagedRows, Pages, int32s
-from labkit.kernels.attention import Tail, paged_decode_attention
-from labkit.kernels.targets import device_target
+from labkit.kernels.attention import Tail, paged_decode_attention, prefill_attention
+from labkit.kernels.targets import target_in_use
 
 FEW = 8
 """Tokens of one forward up to which a kernel reads through the block table; longer chunks gather first."""
@@ -112,7 +112,7 @@ class PagedCache(Cache):
 
     def _direct(self, queries: mx.array, scale: float, sinks: mx.array | None, target: str | None) -> mx.array | None:
         """Attention of a few new tokens by the kernel that reads through the table, where there is a device for it."""
-        target = target or device_target()
+        target = target_in_use(target)
         if target is None or sinks is not None or queries.shape[2] > FEW:
             return None
         rows = self.rows
@@ -128,8 +128,32 @@ class PagedCache(Cache):
             target=target,
         )
 
+    def _chunk(
+        self,
+        queries: mx.array,
+        lefts: Sequence[int],
+        columns: int,
+        *,
+        scale: float,
+        sinks: mx.array | None,
+        target: str | None,
+    ) -> mx.array:
+        """Attention of a prompt's chunk over gathered columns: by the kernel for chunks, or MLX's own operation."""
+        length, gathered = queries.shape[2], self.rows.gather_blocks(lefts, columns)
+        target = target_in_use(target)
+        if target is not None and sinks is None:
+            start, first = int32s((columns - length,) * len(lefts)), int32s(tuple(lefts))
+            return prefill_attention(queries, *gathered, start, first=first, scale=scale, target=target)
+        padding = int32s(tuple(lefts)) if any(lefts) else None
+        mask = masks.causal(length, columns - length, left_padding=padding)
+        return mx.fast.scaled_dot_product_attention(queries, *gathered, scale=scale, mask=mask, sinks=sinks)
+
     def _window(self) -> int | None:
         return None
+
+    @abstractmethod
+    def begin_with(self, blocks: int) -> None:
+        """Begin, empty, with the blocks of the first `blocks` keys of the row's prompt, which are all in use."""
 
 
 class Paged(PagedCache):
@@ -144,6 +168,15 @@ class Paged(PagedCache):
         self.rows = PagedRows(pages, [table or Table(pages.pool)])
         self.offset = self.rows.lengths[0]
         self._valid: int | None = None  # of the padded input to come
+
+    def begin_with(self, blocks: int) -> None:
+        self.rows.begin_with(blocks)
+        self.offset = self.rows.lengths[0]
+
+    def copy(self) -> Paged:
+        twin = Paged(self.pages)
+        twin.rows, twin.offset = self.rows.fork(range(len(self.rows))), self.offset
+        return twin
 
     def _write(self, keys: mx.array, values: mx.array) -> None:
         batch, length = keys.shape[0], keys.shape[2]
@@ -182,9 +215,8 @@ class Paged(PagedCache):
             direct = self._direct(queries, scale, sinks, target)
             if direct is not None:
                 return direct
-        length = queries.shape[2]
-        mask = masks.causal(length, self.offset - length)
-        return mx.fast.scaled_dot_product_attention(queries, *self._gathered(), scale=scale, mask=mask, sinks=sinks)
+        lefts = [0] * len(self.rows)
+        return self._chunk(queries, lefts, self.offset, scale=scale, sinks=sinks, target=target)
 
     def size(self) -> int:
         return self.offset

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, per_row, row_numbers, to_trim
+from labkit.caches.base import Cache, Unsupported, per_row, row_numbers, to_trim
 from labkit.caches.block_pool import Table
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.contiguous_batch import BatchedContiguous
@@ -89,13 +89,11 @@ class BatchedPaged(PagedCache):
         sinks: mx.array | None = None,
         target: str | None = None,
     ) -> mx.array:
-        length = queries.shape[2]
-        if self._valid is None and min(self.rows.lengths) >= length:
+        if self._valid is None and min(self.rows.lengths) >= queries.shape[2]:
             direct = self._direct(queries, scale, sinks, target)
             if direct is not None:
                 return direct
-        mask = masks.causal(length, self._idx - length, left_padding=self.left_padding)
-        return mx.fast.scaled_dot_product_attention(queries, *self._gathered(), scale=scale, mask=mask, sinks=sinks)
+        return self._chunk(queries, self._lefts, self._idx, scale=scale, sinks=sinks, target=target)
 
     def size(self) -> int:
         return self._idx
@@ -145,6 +143,14 @@ class BatchedPaged(PagedCache):
         self._idx -= min(dropped)
         self._justify()
         self._mark = None
+
+    def begin_with(self, blocks: int) -> None:
+        raise Unsupported("batched contiguous", "begin with a prompt's blocks", "a row begins alone")
+
+    def copy(self) -> BatchedPaged:
+        twin = BatchedPaged(self.pages, self._lefts)
+        twin.rows, twin._idx = self.rows.fork(range(len(self.rows))), self._idx
+        return twin
 
     def filter(self, rows: Any) -> None:
         kept = row_numbers(rows, self.batch_size).tolist()

@@ -173,6 +173,18 @@ class PagedWindow(WindowBlocks):
         if right_padding is not None and any(per_row(right_padding, 1)):
             self._valid = per_row(lengths, 1)
 
+    def begin_with(self, blocks: int) -> None:
+        tokens = blocks * self.pages.block_tokens
+        self.rows.begin_with(blocks, null=max(0, tokens - self.max_size) // self.pages.block_tokens)
+        numbers = mx.arange(max(0, tokens - self.max_size), tokens, dtype=mx.int32)[None, None, :, None]
+        self.ring.keys = self.ring.values = numbers
+        self.ring.offset, self.ring._idx = tokens, numbers.shape[2]
+
+    def copy(self) -> PagedWindow:
+        twin = PagedWindow(self.pages, self.max_size)
+        twin.ring, twin.rows = self.ring.copy(), self.rows.fork([0])
+        return twin
+
     @classmethod
     def merge(cls, caches: Sequence[PagedWindow]) -> BatchedPagedWindow:
         return BatchedPagedWindow.from_rows(caches)
@@ -223,6 +235,15 @@ class BatchedPagedWindow(WindowBlocks):
             self._lefts = [left + n for left, n in zip(self._lefts, more, strict=True)]
         if right_padding is not None and any(per_row(right_padding, self.batch_size)):
             self._valid = per_row(lengths, self.batch_size)
+
+    def begin_with(self, blocks: int) -> None:
+        raise Unsupported("batched rotating", "begin with a prompt's blocks", "a row begins alone")
+
+    def copy(self) -> BatchedPagedWindow:
+        twin = BatchedPagedWindow(self.pages, self.max_size, [])
+        twin.ring, twin.rows = self.ring.copy(), self.rows.fork(range(len(self.rows)))
+        twin._lefts = list(self._lefts)
+        return twin
 
     def filter(self, rows: Any) -> None:
         kept = row_numbers(rows, self.batch_size).tolist()

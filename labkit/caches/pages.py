@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from weakref import WeakSet
 
 import mlx.core as mx
 import numpy as np
@@ -58,6 +59,19 @@ class Pages:
         self.values: mx.array | None = None
         self.layout: Layout | None = None
         self.written_bytes = 0
+        self._rows: WeakSet[PagedRows] = WeakSet()
+
+    def tails(self) -> tuple[int, int, int, int]:
+        """Of all rows that live here: tokens in tails, places in tails, rows, and all their tokens."""
+        alive = [rows for rows in self._rows if rows.keys is not None]
+        filled = sum(sum(rows.held()) for rows in alive)
+        count = sum(len(rows) for rows in alive)
+        return filled, count * self.tail_tokens, count, sum(sum(rows.lengths) for rows in alive)
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of all tails."""
+        return sum(rows.nbytes for rows in self._rows)
 
     @property
     def nbytes(self) -> int:
@@ -113,6 +127,7 @@ class PagedRows:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self._device: dict[str, mx.array] = {}
+        pages._rows.add(self)
 
     def __len__(self) -> int:
         return len(self.tables)
@@ -121,6 +136,20 @@ class PagedRows:
     def nbytes(self) -> int:
         """Bytes of the tails; blocks are the pages'."""
         return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+
+    def begin_with(self, blocks: int, null: int = 0) -> None:
+        """Begin, as one empty row, with blocks that are in use (`Table.take_shared`)."""
+        self.tables[0].take_shared(blocks, null)
+        self.lengths = [self.tables[0].tokens]
+        if self.pages.layout is not None:
+            self.keys, self.values = self._empty_tails()
+        self._device.clear()
+
+    def _empty_tails(self) -> tuple[mx.array, mx.array]:
+        return tuple(
+            mx.zeros((len(self), spec.shape[0], self.pages.tail_tokens, spec.shape[1]), getattr(mx, spec.dtype))
+            for spec in self.pages.layout.arrays
+        )
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -131,9 +160,7 @@ class PagedRows:
             PoolExhausted: a block is needed that is not there; nothing was changed.
         """
         if self.keys is None:
-            shape = (len(self), keys.shape[1], self.pages.tail_tokens)
-            self.keys = mx.zeros((*shape, keys.shape[3]), keys.dtype)
-            self.values = mx.zeros((*shape, values.shape[3]), values.dtype)
+            self.keys, self.values = self._empty_tails()
         held = self.held()
         if keys.shape[2] == 1 and all(count == 1 for count in counts):
             if max(held) >= self.pages.tail_tokens:

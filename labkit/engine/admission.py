@@ -66,8 +66,9 @@ class Admission:
     def _bytes(self, tokens: int) -> int:
         return self._budget.cache_bytes(tokens, chunk=min(self._chunk, tokens))
 
-    def fits_now(self, total: int, live: Sequence[int]) -> bool:
-        """Whether a request of `total` tokens may start beside those that live."""
+    def fits_now(self, total: int, live: Sequence[int], tokens: Sequence[int] = ()) -> bool:
+        """Whether a request of `total` tokens may start beside those that live; `tokens`, its prompt, where rows share
+        memory."""
         if not live:
             return True
         capacity = self.capacity

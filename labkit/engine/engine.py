@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -18,6 +18,7 @@ from labkit.engine.executor import Executor, cannot_batch
 from labkit.engine.hooks import PrefixStore
 from labkit.engine.journal import Journal
 from labkit.engine.memory import Estimates, MemoryGuard
+from labkit.engine.paging import PagedAdmission, Paging, PlainStates
 from labkit.engine.parking import Parking, PausedRow, Policy
 from labkit.engine.request import Request
 from labkit.engine.scheduler import Plan, Scheduler, due
@@ -46,10 +47,14 @@ class Engine(Asking):
         guard: watches memory; with one, what is used decides who starts, and under pressure requests are parked and
             paused instead of ended. Its hard line bounds `capacity_bytes`.
         policy: what is done under pressure.
+        kv: "paged" keeps keys and values in blocks of shared pools (`labkit.engine.paging`): no padding, one copy of
+            what prompts have in common, admission in blocks.
+        block_tokens, pool_bytes: tokens of a block, and what all blocks may take; for "paged".
         log_limit: step records kept; the oldest half is dropped when there are more.
 
     Attributes:
         runs_alone: why requests do not decode together with this model, None if they do.
+        paged: the pools of "paged", with their numbers; else None.
     """
 
     def __init__(
@@ -63,17 +68,26 @@ class Engine(Asking):
         prefixes: PrefixStore | None = None,
         guard: MemoryGuard | None = None,
         policy: Policy | None = None,
+        kv: Literal["contiguous", "paged"] = "contiguous",
+        block_tokens: int | None = None,
+        pool_bytes: int | None = None,
         log_limit: int = 1 << 16,
     ):
         counts = {
             "prefill_chunk": prefill_chunk,
             "capacity_bytes": capacity_bytes,
             "max_rows": max_rows,
+            "block_tokens": block_tokens,
+            "pool_bytes": pool_bytes,
             "log_limit": log_limit,
         }
         for name, count in counts.items():
             if count is not None and (type(count) is not int or count < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, not {count!r}")
+        if kv not in ("contiguous", "paged"):
+            raise ValueError(f'kv is "contiguous" or "paged", not {kv!r}')
+        if kv == "contiguous" and (block_tokens or pool_bytes):
+            raise ValueError('block_tokens and pool_bytes belong to kv="paged"')
         if prefixes is not None and prefill_chunk not in (None, prefixes.grid):
             raise ValueError(f"prefill_chunk {prefill_chunk} is not the store's grid of {prefixes.grid}: leave it out")
         chunk = prefixes.grid if prefixes is not None else prefill_chunk or 2048
@@ -93,8 +107,17 @@ class Engine(Asking):
                     f"weights take {loaded.weights_bytes}: raise it"
                 )
         self._admission = Admission(budget, chunk=chunk, max_rows=max_rows, rectangle=self.runs_alone is None)
+        paging = None
+        if kv == "paged":
+            pool = {"block_tokens": block_tokens, "pool_bytes": pool_bytes}
+            paging = Paging(loaded, budget, **pool, max_rows=max_rows, grid=chunk)
+            self._admission = PagedAdmission(paging, budget, chunk=chunk, max_rows=max_rows)
+            prefixes = None if prefixes is None else PlainStates(prefixes)
+        self.paged = None if paging is None else paging.kv
         self._scheduler = Scheduler(chunk)
-        self._executor = Executor(loaded, grid=chunk, pack=pack_prompts, clock=self._clock, prefixes=prefixes)
+        self._executor = Executor(
+            loaded, grid=chunk, pack=pack_prompts, clock=self._clock, prefixes=prefixes, paging=paging
+        )
         self._journal = Journal(log_limit)
         self._delivery = Delivery(drop=self._remove, ended=self._ended)
         self._live: dict[str, Session] = {}  # whoever has not been told its end
@@ -277,7 +300,7 @@ class Engine(Asking):
         """Let requests start while they fit, in order: nobody overtakes one that has to wait for room."""
         live = [session.total for session in self._executor.sessions()]
         events: list[tuple[Session, Event]] = []
-        while self._waiting and self._admission.fits_now(self._waiting[0].total, live):
+        while self._waiting and self._admission.fits_now(self._waiting[0].total, live, self._waiting[0].request.tokens):
             with self._lock:
                 session = self._waiting.pop(0)
             self._executor.start(session, events)

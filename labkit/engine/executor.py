@@ -12,6 +12,7 @@ from labkit.engine.batch import DecodingBatch, Operation
 from labkit.engine.events import StepRecord
 from labkit.engine.hooks import PrefixStore
 from labkit.engine.lanes import Events, Lanes
+from labkit.engine.paging import Paging
 from labkit.engine.prefill import Prefill
 from labkit.engine.sampling import Choice
 from labkit.engine.scheduler import Plan, Prompt
@@ -44,6 +45,7 @@ class Executor:
         pack: whether several prompts may share a forward.
         clock: seconds since the engine began.
         prefixes: where states of prompts come from and go to, if there is such a store.
+        paging: where caches come from, if they lie in pools.
     """
 
     def __init__(
@@ -54,13 +56,20 @@ class Executor:
         pack: bool,
         clock: Callable[[], float],
         prefixes: PrefixStore | None = None,
+        paging: Paging | None = None,
     ):
         shared = cannot_batch(loaded) is None
         self._model, self._clock, self._steps = loaded.model, clock, 0
+        self._paging = paging
         # Between two records too; a step that fails leaves what it did for the next one to tell.
         self._operations: list[Operation] = []
         self.prefill = Prefill(
-            loaded.model, grid=grid, pack=pack and shared, operations=self._operations, prefixes=prefixes
+            loaded.model,
+            grid=grid,
+            pack=pack and shared,
+            operations=self._operations,
+            prefixes=prefixes,
+            paging=paging,
         )
         self.lanes = Lanes(loaded.model, shared=shared, operations=self._operations)
 
@@ -105,6 +114,8 @@ class Executor:
 
     def resume_from(self, session: Session, caches: list[Cache], pending: Choice) -> DecodingBatch:
         """Let a row decode on whose caches were put away; returns it."""
+        if self._paging is not None:
+            caches = self._paging.take(session, caches)
         rows = DecodingBatch(self._model, [session], caches, pending)
         self.resume(rows)
         return rows

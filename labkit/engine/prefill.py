@@ -13,6 +13,7 @@ from labkit.engine.batch import DecodingBatch, Operation, merged
 from labkit.engine.events import Event
 from labkit.engine.followers import Followers
 from labkit.engine.hooks import PrefixStore
+from labkit.engine.paging import Paging
 from labkit.engine.scheduler import Prompt
 from labkit.engine.session import Session
 from labkit.models import Model, Rows
@@ -27,6 +28,7 @@ class Prefill:
         pack: whether prompts may share a forward, if the model masks padding on the right.
         operations: where it is written down what was done to caches.
         prefixes: where states come from and go to, if there is such a store.
+        paging: where caches come from, if they lie in pools.
 
     Attributes:
         sessions: the requests, the first in line first.
@@ -34,12 +36,19 @@ class Prefill:
     """
 
     def __init__(
-        self, model: Model, *, grid: int, pack: bool, operations: list[Operation], prefixes: PrefixStore | None = None
+        self,
+        model: Model,
+        *,
+        grid: int,
+        pack: bool,
+        operations: list[Operation],
+        prefixes: PrefixStore | None = None,
+        paging: Paging | None = None,
     ):
         self.sessions: list[Session] = []
         self.after: list[Operation] = []
         self._model, self._grid, self._pack = model, grid, pack
-        self._operations, self._prefixes = operations, prefixes
+        self._operations, self._prefixes, self._paging = operations, prefixes, paging
         self._caches: dict[str, list[Cache]] = {}
         self._followers = Followers(grid)
 
@@ -79,11 +88,19 @@ class Prefill:
         session.start()
         caches = self._restored(session)
         if caches is None:
-            caches = self._model.make_caches()
-            self._operations.append(("new", session.id))
+            caches = self._new(session)
         self._caches[session.id] = caches
         self.sessions.append(session)
         return self._ready()
+
+    def _new(self, session: Session) -> list[Cache]:
+        caches, shared = (self._model.make_caches(), 0) if self._paging is None else self._paging.begin(session)
+        if shared:
+            session.restored(shared, _widths([], shared, self._grid))
+            self._operations.append(("restore", session.id, shared))
+        else:
+            self._operations.append(("new", session.id))
+        return caches
 
     def _restored(self, session: Session) -> list[Cache] | None:
         prompt = session.known[: session.to_prefill]
@@ -102,7 +119,7 @@ class Prefill:
             lease.release()
         session.restored(lease.tokens, _widths(session.chunks, lease.tokens, self._grid))
         self._operations.append(("restore", session.id, lease.tokens))
-        return caches
+        return caches if self._paging is None else self._paging.take(session, caches)
 
     def drop(self, session: Session) -> None:
         """Let go of a request."""
@@ -168,7 +185,9 @@ class Prefill:
         for session in self.sessions:
             if session.id in waiting:
                 own = [cache.copy() if row is None else cache.extract(row) for cache in caches]
-                self._caches[session.id] = own
+                for cache in self._caches[session.id]:
+                    cache.release()
+                self._caches[session.id] = own if self._paging is None else self._paging.take(session, own)
                 session.restored(leader.prefilled, leader.chunks)
                 self.after.append(("copy", session.id, leader.id))
         left = leader.to_prefill - leader.prefilled

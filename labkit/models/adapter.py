@@ -28,7 +28,13 @@ _KINDS: dict[str, LayerKind] = {
 
 
 class Adapter:
-    """`module`, any mlx-lm model, as a `labkit.models.Model`."""
+    """`module`, any mlx-lm model, as a `labkit.models.Model`.
+
+    Attributes:
+        takes_pages: its caches may lie in the blocks of a shared pool (`labkit.caches.PagedKV`).
+    """
+
+    takes_pages = True
 
     def __init__(self, module: nn.Module, config: dict[str, Any]):
         self.module, self.config = module, config

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from labkit.caches import BatchedContiguous, Contiguous
+from labkit.caches.paged import PagedCache
 from labkit.kernels.attention import Tail, decode_rows, prefill_attention
 from labkit.kernels.fused import append_heads, output_gate, qk_norm_rope
 from labkit.models.hybrid.config import HybridConfig
@@ -20,7 +21,7 @@ from labkit.models.hybrid.variants import Variants
 FIXED_FROM = 32 * 1024
 """Columns of context from which `columns="by_context"` takes fixed blocks: the published engine's border."""
 
-KeyValueCache = Contiguous | BatchedContiguous
+KeyValueCache = Contiguous | BatchedContiguous | PagedCache
 
 
 class Memory(NamedTuple):
@@ -46,6 +47,9 @@ class AttentionLayer:
             q_gate, k, self.weights.q_norm, self.weights.k_norm, step.positions,
             eps=self.config.eps, rotary=self.config.rotary, base=self.config.rope_base,
         )  # fmt: skip
+        if isinstance(cache, PagedCache):
+            cache.append(k, v.swapaxes(1, 2))
+            return step.plan.product(output_gate(cache.attend(q, scale=self.scale), q_gate), self.weights.output)
         before = cache.size()
         keys, values = cache.update_and_fetch(k, v.swapaxes(1, 2))
         if step.plan.kernels:

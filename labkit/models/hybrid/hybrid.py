@@ -50,7 +50,7 @@ class Hybrid:
         weights_bytes: of all weights.
     """
 
-    splits_head = accepts_embeddings = batches = True
+    splits_head = accepts_embeddings = batches = takes_pages = True
 
     def __init__(
         self,
