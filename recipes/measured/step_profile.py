@@ -1,0 +1,105 @@
+"""The device's time of every kernel in one decode step, from NVIDIA's profiler, beside the bytes that it must move.
+
+    python -m recipes.measured.step_profile --out data/measured/h200_step_profile.json --commit SHA
+
+Runs itself under `ncu`, which times each kernel alone: what stands between kernels, and what they overlap, is not in
+the sum. The model is the full shape with fewer layers (four are one period of it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import glob
+import io
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import mlx.core as mx
+
+SHAPE, LAYERS, CONTEXT = "qwen3.6-35b-a3b", 4, 4096
+WARM_UP = 6  # steps before the one that counts: kernels compiled, graphs built
+
+
+def step(layers: int, context: int) -> None:
+    """The step under the profiler: everything before it runs with the profiler off."""
+    from labkit.measure.end_to_end import LabkitSide
+    from labkit.measure.end_to_end.filled import Filled
+    from labkit.measure.end_to_end.subject import open_subject
+
+    model = open_subject(SHAPE, graph="specialised", layers=layers).model
+    filled = Filled(model.layouts, context)
+    tokens = LabkitSide(model)._tokens(filled.into(model.make_caches()), mx.array([1], dtype=mx.int32), context)
+    for _ in range(WARM_UP):
+        next(tokens)
+    mx.synchronize()
+    cuda = ctypes.CDLL(_runtime())
+    cuda.cudaProfilerStart()
+    next(tokens)
+    mx.synchronize()
+    cuda.cudaProfilerStop()
+
+
+def _runtime() -> str:
+    """The CUDA runtime's library that MLX itself loaded."""
+    loaded = re.findall(r"\S*libcudart\S*", Path("/proc/self/maps").read_text())
+    return loaded[0] if loaded else glob.glob("/usr/local/cuda/lib64/libcudart.so*")[0]
+
+
+def read(text: str) -> list[dict]:
+    """`ncu --csv` -> one row a kernel name: launches, and microseconds in all."""
+    found: dict[str, list[float]] = defaultdict(list)
+    body = text[text.index('"ID"') :]
+    for row in csv.DictReader(io.StringIO(body)):
+        if row["Metric Name"] == "gpu__time_duration.sum":
+            value = float(row["Metric Value"].replace(",", ""))
+            scale = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3}
+            found[short(row["Kernel Name"])].append(value * scale[row["Metric Unit"]])
+    rows = [{"kernel": name, "launches": len(times), "us": round(sum(times), 2)} for name, times in found.items()]
+    return sorted(rows, key=lambda row: -row["us"])
+
+
+def short(name: str) -> str:
+    """A kernel's name without namespaces, templates and the numbers that its build added."""
+    bare = re.sub(r"<.*", "", name.split("(")[0]).split("::")[-1].removeprefix("custom_kernel_")
+    return re.split(r"_\d", bare)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--context", type=int, default=CONTEXT)
+    parser.add_argument("--seconds", type=float, default=120.0, help="stop the profiler after this")
+    parser.add_argument("--step", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.step:
+        return step(arguments.layers, arguments.context)
+    if arguments.out is None:
+        parser.error("--out says where the table goes")
+    command = [
+        *("ncu", "--csv", "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none"),
+        *("--metrics", "gpu__time_duration.sum", sys.executable, "-m", "recipes.measured.step_profile", "--step"),
+        *("--layers", str(arguments.layers), "--context", str(arguments.context)),
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=arguments.seconds)
+    if ran.returncode or '"ID"' not in ran.stdout:
+        sys.exit(f"the profiler gave no table ({ran.returncode}):\n{ran.stdout[-1500:]}\n{ran.stderr[-1500:]}")
+    from recipes.measured.kernels import conditions
+
+    rows = read(ran.stdout)
+    about = {"shape": SHAPE, "layers": arguments.layers, "context": arguments.context}
+    arguments.out.write_text(json.dumps({**conditions(arguments.commit), **about, "rows": rows}, indent=1) + "\n")
+    for row in rows:
+        print(f"{row['us']:9.2f} us  {row['launches']:4d} x  {row['kernel']}")
+    print(f"{sum(row['us'] for row in rows):9.2f} us  {sum(row['launches'] for row in rows):4d} in all")
+
+
+if __name__ == "__main__":
+    main()
