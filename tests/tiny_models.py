@@ -110,9 +110,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def module(name: str, seed: int = 0) -> Any:
-    """A random module of mlx-lm, large enough in its weights that logits differ clearly."""
-    config = CONFIGS[name]
+def module(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A random module of mlx-lm, large enough in its weights that logits differ clearly; `changes` to its config."""
+    config = CONFIGS[name] | changes
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)
     result = architecture.Model(architecture.ModelArgs.from_dict(json.loads(json.dumps(config))))
@@ -122,9 +122,9 @@ def module(name: str, seed: int = 0) -> Any:
     return result
 
 
-def adapter(name: str, seed: int = 0) -> Adapter:
+def adapter(name: str, seed: int = 0, **changes: Any) -> Adapter:
     """The same behind the forward contract."""
-    return Adapter(module(name, seed), dict(CONFIGS[name]))
+    return Adapter(module(name, seed, **changes), CONFIGS[name] | changes)
 
 
 def write_checkpoint(folder: Path, name: str, seed: int = 0) -> Path:
