@@ -26,6 +26,7 @@ from labkit.measure.end_to_end import LENGTHS, LabkitSide, Plan, Point, ablation
 from labkit.measure.end_to_end.commands import conditions as subject_conditions
 from labkit.measure.end_to_end.filled import Filled
 from labkit.measure.end_to_end.parts import Parts
+from labkit.measure.end_to_end.sides import FAIR, RELEASED, Side
 from labkit.measure.end_to_end.subject import Subject, open_subject
 from labkit.measure.trace import StepTrace, capture
 from labkit.measure.trace.cuda_graph import read_graphs
@@ -47,6 +48,8 @@ def main() -> None:
     parser.add_argument("--graph", default="specialised")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--parts", default="ABCDEFG", help="which parts: see PARTS below")
+    parser.add_argument("--released", action="store_true", help="mlx-lm as released too, in one point: 4K decode")
+    parser.add_argument("--fair-prefill", type=int, default=32768, help="the fair line reads no longer prompts")
     parser.add_argument("--largest", type=int, default=LENGTHS[-1], help="no longer prompt or context than this")
     parser.add_argument("--name", default="h200", help="prefix of the file")
     arguments = parser.parse_args()
@@ -76,7 +79,8 @@ class Run:
         }
         self.rows.append({"table": "machine"} | self.notes["floors"])
         self._say(f"floors: {self.notes['floors']}")
-        self._warm_up()
+        if self.arguments.parts != "O":
+            self._warm_up()
         for letter, part in PARTS.items():
             if letter not in self.arguments.parts:
                 continue
@@ -93,7 +97,7 @@ class Run:
         """Compile what both sides need, so that no point is charged for it."""
         tokens = mx.random.randint(0, self.subject.model.vocab_size, (min(2048, self.arguments.largest),))
         filled = Filled(self.subject.model.layouts, 64)
-        for side in sides_for(self.subject.module, self.subject.model, ["mlx-lm"], name="labkit"):
+        for side in self._sides(Point("prefill", 2)):
             begin = time.perf_counter()
             try:
                 side.decode(filled, 2, 1)
@@ -200,18 +204,25 @@ class Run:
     def _left(self) -> float:
         return max(1.0, self.arguments.seconds - (time.perf_counter() - self.begin))
 
-    def _points(self, points: list[Point], rounds: int = 5, skew: float = 0.0) -> None:
-        """One point at a time, so that one that fails (a side out of memory) costs no other."""
+    def _sides(self, point: Point) -> list[Side]:
+        """Who takes part in a point: mlx-lm as released in one alone, its fair line where it is not too slow."""
         name = f"labkit, {self.subject.graph}"
         sides = sides_for(self.subject.module, self.subject.model, ["mlx-lm"], name=name, chunk=self.chunk)
+        fair = any(side.name == FAIR for side in sides)
+        released = not fair or (self.arguments.released and point == Point("decode", 4096))
+        late = point.kind == "prefill" and point.length > self.arguments.fair_prefill
+        return [s for s in sides if not (s.name == RELEASED and not released) and not (s.name == FAIR and late)]
+
+    def _points(self, points: list[Point], rounds: int = 5, skew: float = 0.0) -> None:
+        """One point at a time, so that one that fails (a side out of memory) costs no other."""
         for point in points:
             if point.length > self.arguments.largest:
                 continue
-            plan = Plan((point,), rounds=rounds, steps=32, seconds=self._left, point_seconds=40.0, once_above=6.0)
+            plan = Plan((point,), rounds=rounds, steps=32, seconds=self._left, point_seconds=30.0, once_above=3.0)
             parts = self._parts(f"points-skew-{skew:g}", plan)
             try:
                 records = measure(
-                    sides, self.subject.model, plan,
+                    self._sides(point), self.subject.model, plan,
                     costs=self.subject.costs, floors=self.machine.floors, parts=parts, progress=self._say,
                 )  # fmt: skip
             except Exception:
@@ -223,7 +234,7 @@ class Run:
             self._write()
 
     def _ablate(self, subject: Subject, skew: float) -> None:
-        plan = Plan((Point("decode", 2),), rounds=5, steps=32, point_seconds=12.0)
+        plan = Plan((Point("decode", 2),), rounds=3, steps=24, point_seconds=8.0)
         for ablation in ablations.ABLATIONS:
             if self._left <= 1.0:
                 self._say("the time is over")
@@ -269,9 +280,9 @@ class Run:
 PARTS = {
     "A": Run.decode_first,
     "B": Run.prefill_first,
-    "C": Run.ablations_even,
-    "D": Run.trace,
-    "E": Run.rest,
+    "C": Run.rest,
+    "D": Run.ablations_even,
+    "E": Run.trace,
     "F": Run.ablations_skewed,
     "G": Run.cuda_graphs,
     "O": Run.one_step,

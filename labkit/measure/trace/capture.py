@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
+from labkit import devices
 from labkit.engine.params import SamplingParams
 from labkit.engine.sampling import RowSampler, choose
 from labkit.measure.end_to_end.fair_line import own_deltanet
@@ -237,9 +238,11 @@ def _arrays(state: Any) -> list[mx.array]:
 
 
 def _address(array: mx.array) -> int:
-    """Where an evaluated array begins in memory; its id where the system does not say."""
+    """Where an evaluated array begins in memory; its id where the system does not say, or would copy it to the host."""
     import numpy as np
 
+    if devices.this_device().kind == "cuda":
+        return id(array)
     try:
         view = array.view(mx.uint8) if array.dtype == mx.bfloat16 else array
         return np.asarray(view).__array_interface__["data"][0]
