@@ -14,7 +14,9 @@ import mlx.core as mx
 def full_spans(batch: int, length: int) -> mx.array:
     """[B, 2] int32: every token of every row counts."""
     # Part of a larger array: MLX keeps one of 8 bytes in the host's memory, across the bus for every simdgroup.
-    return mx.array([[0, length]] * (batch + 1), dtype=mx.int32)[:batch]
+    spans = mx.array([[0, length]] * (batch + 1), dtype=mx.int32)[:batch]
+    mx.eval(spans)  # a pending array would be computed again in every compiled graph
+    return spans
 
 
 def row_spans(

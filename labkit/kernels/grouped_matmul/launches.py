@@ -219,8 +219,10 @@ def decode_down_call(
 
 @cache
 def _nothing(dtype: mx.Dtype) -> mx.array:
-    # Stands for what a kernel does not read.
-    return mx.zeros((8,), dtype)
+    # Stands for what a kernel does not read. Computed: a pending array would be computed again in every compiled graph.
+    nothing = mx.zeros((8,), dtype)
+    mx.eval(nothing)
+    return nothing
 
 
 def _shared(

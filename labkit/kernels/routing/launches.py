@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -192,7 +193,7 @@ def _choice(logits, k, experts, scoring, bias, renormalise, scale) -> tuple[list
     if bias is not None and bias.shape != (experts,):
         raise ValueError(f"bias needs shape {(experts,)}, not {bias.shape}")
     template = [("E", experts), ("K", k), ("SIGMOID", scoring == "sigmoid"), ("BIASED", bias is not None)]
-    biases = _NO_BIAS if bias is None else bias
+    biases = _no_bias() if bias is None else bias
     inputs = [logits, biases, float(scale), logits.shape[0], logits.shape[1]]
     return inputs, [*template, ("RENORMALISE", renormalise)]
 
@@ -214,4 +215,9 @@ def _group_outputs(assignments: int, experts: int, tile: int) -> dict:
     return {"output_shapes": shapes, "output_dtypes": [mx.int32] * 4}
 
 
-_NO_BIAS = mx.zeros((1,), dtype=mx.float32)
+@cache
+def _no_bias() -> mx.array:
+    # Computed: a pending array would be computed again in every compiled graph.
+    nothing = mx.zeros((8,), dtype=mx.float32)
+    mx.eval(nothing)
+    return nothing

@@ -1,0 +1,167 @@
+"""How far the specialised graph in bf16 on this machine's GPU is from fp32, beside how far mlx-lm's bf16 is.
+
+    python -m recipes.measured.hybrid_parity --out data/measured --commit $(git rev-parse --short HEAD) --seconds 240
+
+Teacher-forced over held-out text on tiny-hybrid. The oracle is torch in fp32, stored (whole sequence, more than 2,000
+positions), and mlx-lm's module in fp32 on this machine's CPU where single steps are asked for. A part that fails is
+reported and the next begins; the table is written after each. None begins after `--seconds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+import labkit
+from labkit.models.hybrid import Hybrid
+from labkit.parity.forms import Form
+from labkit.parity.goldens import open_golden
+from labkit.parity.predictions import Prediction
+from labkit.parity.report import ParityReport
+from labkit.parity.sides import LabkitSide, MlxLmSide
+from labkit.parity.teacher_forcing import teacher_forced
+from labkit.parity.windows import heldout_texts, windows_across
+from recipes.measured.kernels import conditions
+
+DTYPE = mx.bfloat16
+
+
+class OnCpu:
+    """A side that computes on the CPU, whatever the default device is."""
+
+    def __init__(self, side: MlxLmSide):
+        self._side = side
+        self.name, self.arithmetic = f"{side.name} on the CPU", "float32"
+        self.form, self.vocab_size = side.form, side.vocab_size
+
+    def predict(self, window: np.ndarray) -> Iterator[Prediction]:
+        steps = self._side.predict(window)
+        while True:
+            device = mx.default_device()
+            mx.set_default_device(mx.cpu)
+            try:
+                prediction = next(steps, None)
+            finally:
+                mx.set_default_device(device)
+            if prediction is None:
+                return
+            yield prediction
+
+
+def row(part: str, report: ParityReport) -> dict[str, Any]:
+    """What the table keeps of a report."""
+    change = report.perplexity_change
+    return {
+        "part": part,
+        "candidate": report.candidate.name,
+        "arithmetic": report.candidate.arithmetic,
+        "reference": report.reference.name,
+        "form": report.candidate.form,
+        "positions": report.positions,
+        "perplexity_reference": report.reference.perplexity,
+        "perplexity_change": change.value,
+        "perplexity_change_low": change.low,
+        "perplexity_change_high": change.high,
+        "within_0.04_percent_or_interval": bool(abs(change.value) <= 4e-4 or change.low <= 0 <= change.high),
+        "same_top1": report.top1_agreement.value,
+        "near_ties": report.near_ties,
+        "flips_beyond_a_near_tie": report.defects,
+        "mean_kl": report.mean_kl,
+        "max_kl": report.max_kl,
+        "max_logit_difference": report.max_logit_difference,
+        "verdict": report.verdict,
+        "reasons": list(report.reasons),
+    }
+
+
+class Run:
+    """One run: what has been found so far is in the table's file after every part."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.arguments, self.begin = arguments, time.perf_counter()
+        self.path = arguments.out / f"{arguments.name}_hybrid_parity.json"
+        self.rows: list[dict[str, Any]] = []
+
+    def all(self) -> None:
+        """Every part, in the order of its worth."""
+        self.adapted = labkit.load("tiny-hybrid", graph="adapter", dtype=DTYPE)
+        self.module = self.adapted.model.module
+        self.ours = labkit.load("tiny-hybrid", graph="specialised", dtype=DTYPE)
+        invariant = Hybrid(self.ours.model.weights, self.ours.config, DTYPE, invariant=True)
+        golden = open_golden("tiny-hybrid/torch-whole")
+        steps = Form.incremental(64)
+        parts = {
+            "specialised, whole": lambda: self.against(golden, LabkitSide(self.ours.model, golden.form)),
+            "mlx-lm, whole": lambda: self.against(golden, MlxLmSide(self.module, golden.form)),
+            "specialised, single steps": lambda: self.steps(LabkitSide(self.ours.model, steps)),
+            "mlx-lm, single steps": lambda: self.steps(MlxLmSide(self.module, steps)),
+            "specialised and invariant, whole": lambda: self.against(golden, LabkitSide(invariant, golden.form)),
+        }
+        for name, part in parts.items():
+            if time.perf_counter() - self.begin > self.arguments.seconds:
+                print(f"-- no time left for {name}", flush=True)
+                continue
+            begin = time.perf_counter()
+            try:
+                self.rows.append(row(name, part()))
+            except Exception:
+                traceback.print_exc()
+                self.rows.append({"part": name, "failed": traceback.format_exc(limit=-3)})
+            self.write()
+            print(f"== {name}: {time.perf_counter() - begin:.0f} s", flush=True)
+            print("  " + "  ".join(f"{k}={v}" for k, v in self.rows[-1].items()), flush=True)
+        self.judge("whole")
+        self.judge("single steps")
+
+    def against(self, golden: Any, side: Any) -> ParityReport:
+        """Over the golden's own windows, as many positions as were asked for."""
+        held = sum(len(window) - 1 for window in golden.windows)
+        return teacher_forced(golden, side, golden.first(min(self.arguments.positions, held)), model="tiny-hybrid")
+
+    def steps(self, side: Any) -> ParityReport:
+        """A prefill of 64 tokens, then one token at a time, against fp32 on the CPU."""
+        reference = OnCpu(MlxLmSide.open(self.adapted.path, Form("whole"), dtype="float32"))
+        encode = self.adapted.tokenizer.encode
+        windows = windows_across(heldout_texts(), encode, self.arguments.positions, length=512)
+        return teacher_forced(reference, side, windows, model="tiny-hybrid")
+
+    def judge(self, form: str) -> None:
+        """Whether the specialised graph is no farther from fp32 than mlx-lm is."""
+        found = {r["part"]: r for r in self.rows if "mean_kl" in r}
+        ours, theirs = found.get(f"specialised, {form}"), found.get(f"mlx-lm, {form}")
+        if ours and theirs and theirs["mean_kl"] > 0:
+            ratio = ours["mean_kl"] / theirs["mean_kl"]
+            self.rows.append(
+                {"part": f"judgement, {form}", "mean_kl_ours_over_mlx_lm": ratio, "no_farther": ratio <= 1.05}
+            )
+            self.write()
+            print(f"== {form}: mean KL to fp32 is {ratio:.3f} of mlx-lm's", flush=True)
+
+    def write(self) -> None:
+        """The table so far."""
+        table = {"family": "hybrid_parity", **conditions(self.arguments.commit), "rows": self.rows}
+        self.path.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--positions", type=int, default=2560)
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--name", default="h200", help="prefix of the file")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    Run(arguments).all()
+
+
+if __name__ == "__main__":
+    main()
