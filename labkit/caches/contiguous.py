@@ -111,6 +111,7 @@ class Columns(Tailed, Cache):
         Args:
             batch: rows, for a serial cache that is still empty.
         """
+        self.settle()
         filled = self._filled
         start = filled if start is None else start
         if self._host is None or self._host.lent > start or self._host.arrays[0].shape[2] < filled + new:
@@ -122,7 +123,6 @@ class Columns(Tailed, Cache):
         self._advance_columns(n)
 
     def _copy_to_host(self, columns: int, batch: int) -> None:
-        self.settle()
         old, filled, buffers = [self._keys, self._values], self._filled, []
         for buffer, spec in zip(old, self.layout.arrays, strict=True):
             present = 0 if buffer is None else buffer.shape[2]

@@ -1,21 +1,30 @@
 """Loops of the native target: numba functions, compiled once a machine and kept in labkit's own cache folder.
 
-Modules that use `loop` import numba, which takes most of a second: import them where a CPU is about to compute, never
-at the top of a module that GPUs load too.
+| decorator | what it is for |
+| --- | --- |
+| `loop` | what Python calls: arrays and numbers |
+| `inner` | what loops take in, and nobody else calls |
+| `exact` | an `inner` whose arithmetic must not be regrouped |
+| `entry` | what loops call by its symbol: large, so that it is compiled once and not into each of them |
+
+Modules that use them import numba, which takes most of a second: import them where a CPU is about to compute, never at
+the top of a module that GPUs load too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 import numba
+from llvmlite import binding, ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from labkit.kernels.artefacts import ArtefactCache, content_key
-
-Function = TypeVar("Function", bound=Callable)
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may become vectors, products with sums one instruction; NaN and infinities keep their meaning."""
@@ -23,26 +32,76 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 SOURCES = ("loops.py", "tiles.py", "vectors.py", "compiled.py")
 """Endings of the files whose functions are compiled into each other."""
 
+_OPTIONS = {"error_model": "numpy", "cache": True, "nogil": True}
+_BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-def loop(function: Function) -> Function:
-    """Compile a function over arrays and numbers at its first call; it runs without Python's lock, in one thread.
 
-    numba's own cache looks at one file, though a function is compiled together with those it calls from others: so the
-    folder of all of them is named after the text of all of them.
+def loop(function: Callable) -> Callable:
+    """Compile a function at its first call; it runs without Python's lock, in one thread."""
+    with _own_cache():
+        return numba.njit(fastmath=FAST, **_OPTIONS)(function)
+
+
+def inner(function: Callable) -> Callable:
+    """Compile a function into those that call it."""
+    with _own_cache():
+        return numba.njit(fastmath=FAST, **_OPTIONS, **_BARE)(function)
+
+
+def exact(function: Callable) -> Callable:
+    """`inner`, every operation as it is written."""
+    with _own_cache():
+        return numba.njit(fastmath={"nsz"}, **_OPTIONS, **_BARE)(function)
+
+
+def entry(function: Callable) -> Callable:
+    """Compile a function of whole numbers (addresses, sizes) now. Loops call it, its code stays its own.
+
+    A loop gives an array where an address is wanted: so the array lives until the call is over, which the one whose
+    address alone was taken does not.
     """
-    return _compiled(function, FAST)
+    count = len(inspect.signature(function).parameters)
+    with _own_cache():
+        compiled = numba.cfunc(types.void(*[types.int64] * count), fastmath=FAST, error_model="numpy", cache=True)(
+            function
+        )
+    symbol = f"labkit_{function.__name__}"
+    binding.add_symbol(symbol, compiled.address)
+
+    def number(context, builder, value, kind):
+        if isinstance(kind, types.Array):
+            first = context.make_array(kind)(context, builder, value=value).data
+            return builder.ptrtoint(first, ir.IntType(64))
+        return context.cast(builder, value, kind, types.int64)
+
+    def generate(context, builder, signature, args):
+        numbers = [number(context, builder, *pair) for pair in zip(args, signature.args, strict=True)]
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, symbol), numbers)
+        return context.get_dummy_value()
+
+    def typed(context, *arguments):
+        return types.void(*arguments), generate
+
+    return intrinsic(_with_arguments(typed, list(inspect.signature(function).parameters)))
 
 
-def exact(function: Function) -> Function:
-    """`loop` for arithmetic whose order matters: nothing is regrouped."""
-    return _compiled(function, {"nsz"})
+def _with_arguments(function: Callable, names: list[str]) -> Callable:
+    """`function` as one that takes these names: numba counts an intrinsic's arguments by its signature."""
+    listed = ", ".join(names)
+    scope = {"function": function}
+    exec(f"def call(context, {listed}): return function(context, {listed})", scope)
+    return scope["call"]
 
 
-def _compiled(function: Function, fastmath: set[str]) -> Function:
+@contextmanager
+def _own_cache() -> Iterator[None]:
+    """numba's own cache looks at one file, though a function is compiled together with those it calls from others: so
+    the folder of all of them is named after the text of all of them."""
     kept = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(_folder())
     try:
-        return numba.njit(nogil=True, fastmath=fastmath, error_model="numpy", cache=True)(function)
+        yield
     finally:
         numba.config.CACHE_DIR = kept
 

@@ -6,10 +6,12 @@ What a query's result is depends on its own row's tokens alone, not on how many 
 from __future__ import annotations
 
 import numpy as np
+from numba import carray
 
 from labkit.kernels.attention.tiles import COLUMNS, dots, weigh
-from labkit.kernels.compiled import loop
-from labkit.kernels.fused.loops import exp, rms_norm, sigmoid
+from labkit.kernels.compiled import entry, inner, loop
+from labkit.kernels.fused.loops import copy, exp, fill, rms_norm, sigmoid
+from labkit.kernels.vectors import pointer
 
 KEYS = 64
 """Of a block."""
@@ -18,64 +20,7 @@ QUERIES = 32
 """Tokens whose queries pass over the keys together."""
 
 
-@loop
-def attend(queries, keys, values, first, column, count, scale, out):
-    """Causal attention of consecutive tokens of one row and one key-value head.
-
-    Args:
-        queries: [count G, D], the G heads of a token together. keys, values: [S, D], the head's buffer.
-        first: the row's first column. column: that of the first query's own key.
-        out: [count G, D].
-    """
-    rows, width = queries.shape
-    group = rows // count
-    largest, total = np.empty(rows, np.float32), np.zeros(rows, np.float32)
-    largest[:], out[:] = -np.inf, np.float32(0)
-    scores, weights = np.empty((4, KEYS), np.float32), np.empty(4 * KEYS, np.float32)
-    faded, row_weights = np.empty(4, np.float32), np.empty(KEYS, np.float32)
-    end = column + count
-    for begin in range(first, end, KEYS):
-        present = min(end - begin, KEYS)
-        m = max(0, begin - column) * group
-        while m < rows:
-            size = min(4, rows - m)
-            size = size if size != 3 else 2
-            # The last of these queries sees the most.
-            seen = min(present, column + (m + size - 1) // group - begin + 1)
-            _scores(queries[m:], size, keys[begin:], seen, scores)
-            for row in range(size):
-                visible = min(present, column + (m + row) // group - begin + 1)
-                if visible <= 0:
-                    faded[row] = np.float32(1)
-                    for j in range(seen):
-                        weights[j * size + row] = np.float32(0)
-                    continue
-                top = largest[m + row]
-                for j in range(visible):
-                    scores[row, j] *= scale
-                for j in range(visible):
-                    top = max(top, scores[row, j])
-                sum_of_weights = np.float32(0)
-                for j in range(visible):
-                    row_weights[j] = exp(scores[row, j] - top)
-                for j in range(visible):
-                    sum_of_weights += row_weights[j]
-                faded[row] = exp(largest[m + row] - top)
-                total[m + row] = total[m + row] * faded[row] + sum_of_weights
-                largest[m + row] = top
-                for j in range(visible):
-                    weights[j * size + row] = row_weights[j]
-                for j in range(visible, seen):
-                    weights[j * size + row] = np.float32(0)
-            _weigh(weights, faded, size, values[begin:], seen, out[m:])
-            m += size
-    for m in range(rows):
-        factor = np.float32(1) / total[m]
-        for i in range(width):
-            out[m, i] *= factor
-
-
-@loop
+@inner
 def _scores(queries, size, keys, count, scores):
     width = queries.shape[1]
     q, q_row = queries.ctypes.data, queries.strides[0] // 4
@@ -101,7 +46,7 @@ def _scores(queries, size, keys, count, scores):
             dots(1, 1, q, q_row, at, k_row, width, to, KEYS)
 
 
-@loop
+@inner
 def _weigh(weights, faded, size, values, count, out):
     width, whole = out.shape[1], out.shape[1] // COLUMNS * COLUMNS
     w, f = weights.ctypes.data, faded.ctypes.data
@@ -122,7 +67,66 @@ def _weigh(weights, faded, size, values, count, out):
             out[m, c] = value
 
 
-@loop
+@entry
+def attend(q, rows, width, k, v, first, column, count, scale, y):
+    """Causal attention of `count` consecutive tokens of one row and one key-value head.
+
+    Args (addresses of float32, but for sizes and columns):
+        q, y: [rows, width], the queries and results of a token together. k, v: [columns, width], the head's buffers.
+        first: the row's first column. column: that of the first query's own key.
+        scale: of [1].
+    """
+    end, factor = column + count, carray(pointer(scale), (1,), np.float32)[0]
+    queries, out = carray(pointer(q), (rows, width), np.float32), carray(pointer(y), (rows, width), np.float32)
+    keys, values = carray(pointer(k), (end, width), np.float32), carray(pointer(v), (end, width), np.float32)
+    group = rows // count
+    largest, total = np.empty(rows, np.float32), np.zeros(rows, np.float32)
+    fill(largest, np.float32(-np.inf))
+    for m in range(rows):
+        fill(out[m], np.float32(0))
+    scores, weights = np.empty((4, KEYS), np.float32), np.empty(4 * KEYS, np.float32)
+    faded, row_weights = np.empty(4, np.float32), np.empty(KEYS, np.float32)
+    for begin in range(first, end, KEYS):
+        present = min(end - begin, KEYS)
+        m = max(0, begin - column) * group
+        while m < rows:
+            size = min(4, rows - m)
+            size = size if size != 3 else 2
+            # The last of these queries sees the most.
+            seen = min(present, column + (m + size - 1) // group - begin + 1)
+            _scores(queries[m:], size, keys[begin:], seen, scores)
+            for row in range(size):
+                visible = min(present, column + (m + row) // group - begin + 1)
+                if visible <= 0:
+                    faded[row] = np.float32(1)
+                    for j in range(seen):
+                        weights[j * size + row] = np.float32(0)
+                    continue
+                top = largest[m + row]
+                for j in range(visible):
+                    scores[row, j] *= factor
+                for j in range(visible):
+                    top = max(top, scores[row, j])
+                sum_of_weights = np.float32(0)
+                for j in range(visible):
+                    row_weights[j] = exp(scores[row, j] - top)
+                for j in range(visible):
+                    sum_of_weights += row_weights[j]
+                faded[row] = exp(largest[m + row] - top)
+                total[m + row] = total[m + row] * faded[row] + sum_of_weights
+                largest[m + row] = top
+                for j in range(visible):
+                    weights[j * size + row] = row_weights[j]
+                for j in range(visible, seen):
+                    weights[j * size + row] = np.float32(0)
+            _weigh(weights, faded, size, values[begin:], seen, out[m:])
+            m += size
+    for m in range(rows):
+        for i in range(width):
+            out[m, i] /= total[m]
+
+
+@inner
 def norm_and_rotate(x, weight, eps, cosines, sines, out):
     """One head [D]: RMS norm, then the first 2 cosines.size values rotated, value i with value i + half.
 
@@ -158,7 +162,7 @@ def attention_inputs(inputs, q_norm, k_norm, eps, cosines, sines, heads, rows, c
             to = keys[rows[t], h, columns[t]]
             norm_and_rotate(inputs[t, at : at + width], k_norm, eps, cosines[t], sines[t], to)
             at += hkv * width
-            values[rows[t], h, columns[t]] = inputs[t, at : at + width]
+            copy(inputs[t, at : at + width], values[rows[t], h, columns[t]])
 
 
 @loop
@@ -175,8 +179,11 @@ def attention_block(inputs, keys, values, heads, scale, row, head, first, column
     for t in range(count):
         for g in range(group):
             at = 2 * (head * group + g) * width
-            queries[t * group + g] = inputs[begin + t, at : at + width]
-    attend(queries, keys[row, head], values[row, head], first, column, count, scale, result)
+            copy(inputs[begin + t, at : at + width], queries[t * group + g])
+    scales = np.empty(1, np.float32)
+    scales[0] = scale
+    rows = count * group
+    attend(queries, rows, width, keys[row, head], values[row, head], first, column, count, scales, result)
     for t in range(count):
         for g in range(group):
             h = head * group + g

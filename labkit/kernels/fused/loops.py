@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.kernels.compiled import exact, loop
+from labkit.kernels.compiled import exact, inner
 from labkit.kernels.vectors import float_of_bits
 
 LOG2E = np.float32(1.4426950408889634)
@@ -30,20 +30,34 @@ def exp(x):
     return (p * r * r + r + np.float32(1)) * float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
 
 
-@loop
+@inner
+def fill(x, value):
+    """x[i] = value."""
+    for i in range(x.size):
+        x[i] = value
+
+
+@inner
+def copy(x, out):
+    """out[i] = x[i]. (numba's own assignment of one array to another compiles the text of its error, for seconds.)"""
+    for i in range(x.size):
+        out[i] = x[i]
+
+
+@inner
 def sigmoid(x):
     """1 / (1 + e^-x)."""
     return np.float32(1) / (np.float32(1) + exp(-x))
 
 
-@loop
+@inner
 def swiglu(gate, up):
     """gate[i] = silu(gate[i]) up[i], in place."""
     for i in range(gate.size):
         gate[i] = gate[i] * sigmoid(gate[i]) * up[i]
 
 
-@loop
+@inner
 def rms_norm(x, weight, eps, out):
     """out[i] = x[i] weight[i] / sqrt(mean(x^2) + eps)."""
     total = np.float32(0)
@@ -54,7 +68,7 @@ def rms_norm(x, weight, eps, out):
         out[i] = x[i] * factor * weight[i]
 
 
-@loop
+@inner
 def scale_to(x, length):
     """x scaled to this length in place, with the 1e-6 of Gated DeltaNet's normalisation under the root."""
     total = np.float32(1e-6)

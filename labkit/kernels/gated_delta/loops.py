@@ -7,10 +7,12 @@ pass over them updates them for a token, reads that token's output, and what the
 from __future__ import annotations
 
 import numpy as np
+from numba import carray
 
-from labkit.kernels.compiled import loop
-from labkit.kernels.fused.loops import scale_to, sigmoid
+from labkit.kernels.compiled import entry, inner, loop
+from labkit.kernels.fused.loops import copy, fill, scale_to, sigmoid
 from labkit.kernels.gated_delta.tiles import ROWS, turn
+from labkit.kernels.vectors import pointer
 
 BLOCK = 16
 """Tokens whose queries, keys and values are at hand together."""
@@ -19,68 +21,59 @@ TAPS = 4
 """Of the convolution."""
 
 
-@loop
-def scan_block(state, q, k, v, decay, beta, count, y, change, seen):
-    """`count` tokens, at most BLOCK, through one head's state [DV, DK].
+@entry
+def scan_block(state, dv, dk, q, k, v, decay, beta, count, y):
+    """`count` tokens through one head's state.
 
-    Args:
-        q: [BLOCK, DK]. k: [BLOCK + 1, DK], of which the last row is never used for a token.
-        v, y: [BLOCK, DV]. decay, beta: [BLOCK].
-        change, seen: scratch [ROWS].
+    Args (addresses of float32):
+        state: [dv, dk], updated. q: [count, dk]. k: [count + 1, dk], the last row of no meaning. v, y: [count, dv].
+        decay, beta: [count].
     """
-    dv, dk = state.shape
+    values, out = carray(pointer(v), (count, dv), np.float32), carray(pointer(y), (count, dv), np.float32)
+    decays, betas = carray(pointer(decay), (count,), np.float32), carray(pointer(beta), (count,), np.float32)
+    change, seen, read = np.empty(ROWS, np.float32), np.empty(ROWS, np.float32), np.empty(ROWS, np.float32)
     for d in range(0, dv, ROWS):
-        rows = state[d : d + ROWS]
-        at, keys, queries = rows.ctypes.data, k.ctypes.data, q.ctypes.data
-        change[:] = np.float32(0)
-        # Nothing changes in a turn without decay and change: it only reads what the first key finds.
-        turn(at, keys, queries, keys, np.float32(1), change.ctypes.data, seen.ctypes.data, y[0, d:].ctypes.data, dk)
-        for t in range(count):
-            for row in range(ROWS):
-                change[row] = beta[t] * (v[t, d + row] - decay[t] * seen[row])
+        # The first turn changes nothing, without decay and change: it only reads what the first key finds.
+        fill(change, np.float32(0))
+        fade, at = np.float32(1), 0
+        for t in range(-1, count):
+            if t >= 0:
+                fade, at = decays[t], 4 * dk * t
+                for row in range(ROWS):
+                    change[row] = betas[t] * (values[t, d + row] - fade * seen[row])
             turn(
-                at, keys + 4 * dk * t, queries + 4 * dk * t, keys + 4 * dk * (t + 1), decay[t], change.ctypes.data,
-                seen.ctypes.data, y[t, d:].ctypes.data, dk,
+                state + 4 * dk * d, k + at, q + at, k + 4 * dk * (t + 1), fade, change.ctypes.data, seen.ctypes.data,
+                read.ctypes.data, dk,
             )  # fmt: skip
+            if t >= 0:
+                for row in range(ROWS):
+                    out[t, d + row] = read[row]
 
 
-@loop
-def scan_head(q, k, v, log_decay, beta, first, last, state, y):
-    """Tokens `first` to `last` of one head of one row: q, k [T, DK]; v, y [T, DV]; log_decay, beta [T]."""
-    dv, dk = state.shape
-    queries, keys = np.zeros((BLOCK, dk), np.float32), np.zeros((BLOCK + 1, dk), np.float32)
-    values, out = np.empty((BLOCK, dv), np.float32), np.empty((BLOCK, dv), np.float32)
-    decays, betas = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    change, seen = np.empty(ROWS, np.float32), np.empty(ROWS, np.float32)
-    for begin in range(first, last, BLOCK):
-        count = min(last - begin, BLOCK)
-        for t in range(count):
-            queries[t], keys[t], values[t] = q[begin + t], k[begin + t], v[begin + t]
-            decays[t], betas[t] = np.exp(log_decay[begin + t]), beta[begin + t]
-        scan_block(state, queries, keys, values, decays, betas, count, out, change, seen)
-        for t in range(count):
-            y[begin + t] = out[t]
+@entry
+def convolve(x, x_row, tail, channels, weight, begin, count, width, out):
+    """out = silu of the causal convolution of `width` channels, for tokens `begin` to `begin + count` of a row.
 
-
-@loop
-def convolve(qkv, tail, weight, channel, first, t, out):
-    """out = silu of the causal convolution at token t of a row that begins at token `first`.
-
-    Args:
-        qkv: [T, channels or more]. tail: [3, channels], the tokens before. weight: [4, channels].
-        channel: the first of out.size channels.
+    Args (addresses of float32, but for sizes):
+        x, x_row: the first of the channels at the row's first token, floats from token to token.
+        tail: the same channels of the three tokens before the row, `channels` floats apart. weight: of [4, channels].
+        out: [count, width].
     """
-    out[:] = np.float32(0)
-    for tap in range(TAPS):
-        at = t - (TAPS - 1) + tap
-        source = qkv[at] if at >= first else tail[at - first + TAPS - 1]
-        for i in range(out.size):
-            out[i] += source[channel + i] * weight[tap, channel + i]
-    for i in range(out.size):
-        out[i] *= sigmoid(out[i])
+    for t in range(count):
+        to = carray(pointer(out + 4 * t * width), (width,), np.float32)
+        fill(to, np.float32(0))
+        for tap in range(TAPS):
+            at = begin + t - (TAPS - 1) + tap
+            source = x + 4 * at * x_row if at >= 0 else tail + 4 * (at + TAPS - 1) * channels
+            values = carray(pointer(source), (width,), np.float32)
+            factors = carray(pointer(weight + 4 * tap * channels), (width,), np.float32)
+            for i in range(width):
+                to[i] += values[i] * factors[i]
+        for i in range(width):
+            to[i] *= sigmoid(to[i])
 
 
-@loop
+@inner
 def decay_of(a, a_log, dt_bias):
     """exp(-exp(a_log) softplus(a + dt_bias))."""
     x = a + dt_bias
@@ -90,7 +83,7 @@ def decay_of(a, a_log, dt_bias):
 
 @loop
 def mixer_heads(
-    inputs, tail, state, conv, a_log, dt_bias, norm, eps, heads, first, last, row, group, tokens, states, out
+    inputs, tail, state, conv, a_log, dt_bias, norm, eps, heads, first, last, row, group, recorded, states, out
 ):
     """The mixer of one row between its projections, for one key head and the value heads that share it.
 
@@ -98,39 +91,40 @@ def mixer_heads(
         inputs: [T, q k v z a b], as projected. tail: [B, 3, channels]. state: [B, HV, DV, DK], updated.
         conv: [4, channels]. a_log, dt_bias: [HV]. norm: [DV]. heads: (HK, HV).
         first, last: the row's tokens. row, group: which row, which key head.
-        tokens: for how many of them the state is kept: `last - first`, or 0.
-        states: [B, tokens, HV, DV, DK], the states after each token.
+        recorded: whether `states` [B, tokens, HV, DV, DK] takes the state after each token.
         out: [T, HV DV].
     """
     hk, hv = heads
     dv, dk = state.shape[2:]
     share, channels = hv // hk, 2 * hk * dk + hv * dv
-    z, a, b = channels, channels + hv * dv, channels + hv * dv + hv
-    queries, keys = np.zeros((BLOCK, dk), np.float32), np.zeros((BLOCK + 1, dk), np.float32)
-    values, y = np.empty((BLOCK, dv), np.float32), np.empty((BLOCK, dv), np.float32)
-    decays, betas = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    change, seen = np.empty(ROWS, np.float32), np.empty(ROWS, np.float32)
-    block = 1 if tokens else BLOCK
-    for begin in range(first, last, block):
-        count = min(last - begin, block)
+    z, a = channels, channels + hv * dv
+    size = 1 if recorded else BLOCK
+    queries, keys = np.zeros((size, dk), np.float32), np.zeros((size + 1, dk), np.float32)
+    values, y = np.empty((size, dv), np.float32), np.empty((size, dv), np.float32)
+    decays, betas = np.empty(size, np.float32), np.empty(size, np.float32)
+    x, x_row = inputs[first:], inputs.shape[1]
+    for begin in range(first, last, size):
+        count, behind = min(last - begin, size), begin - first
+        for c, to in ((group * dk, queries), ((hk + group) * dk, keys)):
+            convolve(x[:, c:], x_row, tail[row, :, c:], channels, conv[:, c:], behind, count, dk, to)
         for t in range(count):
-            convolve(inputs, tail[row], conv, group * dk, first, begin + t, queries[t])
-            convolve(inputs, tail[row], conv, (hk + group) * dk, first, begin + t, keys[t])
             scale_to(queries[t], np.float32(1) / np.sqrt(np.float32(dk)))
             scale_to(keys[t], np.float32(1))
         for h in range(group * share, (group + 1) * share):
+            c = 2 * hk * dk + h * dv
+            convolve(x[:, c:], x_row, tail[row, :, c:], channels, conv[:, c:], behind, count, dv, values)
             for t in range(count):
-                convolve(inputs, tail[row], conv, 2 * hk * dk + h * dv, first, begin + t, values[t])
                 decays[t] = decay_of(inputs[begin + t, a + h], a_log[h], dt_bias[h])
-                betas[t] = sigmoid(inputs[begin + t, b + h])
-            scan_block(state[row, h], queries, keys, values, decays, betas, count, y, change, seen)
-            if tokens:
-                states[row, begin - first, h] = state[row, h]
+                betas[t] = sigmoid(inputs[begin + t, a + hv + h])
+            scan_block(state[row, h], dv, dk, queries, keys, values, decays, betas, count, y)
+            if recorded:
+                for d in range(dv):
+                    copy(state[row, h, d], states[row, behind, h, d])
             for t in range(count):
                 gated_norm(y[t], inputs[begin + t, z + h * dv :], norm, eps, out[begin + t, h * dv :])
 
 
-@loop
+@inner
 def gated_norm(y, gate, weight, eps, out):
     """out[i] = rms_norm(y)[i] weight[i] silu(gate[i])."""
     total = np.float32(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.kernels.compiled import loop
-from labkit.kernels.fused.loops import swiglu
+from labkit.kernels.fused.loops import copy, fill, swiglu
 from labkit.kernels.quantized_matmul.loops import product
 from labkit.kernels.quantized_matmul.panels import OUTPUTS, WIDTH
 
@@ -25,17 +25,16 @@ def expert_rows(x, weights, gate, up, down, expert, order, first, last, out):
     width = gate[OUTPUTS]
     count = min(last - first, ROWS)
     rows, hidden = np.empty((count, x.shape[1]), np.float32), np.empty((count, 2 * width), np.float32)
-    at, to, row = rows.ctypes.data, hidden.ctypes.data, 2 * width
+    row, panels = 2 * width, width // WIDTH
     for begin in range(first, last, ROWS):
         count = min(last - begin, ROWS)
         for m in range(count):
-            rows[m] = x[order[begin + m]]
-        product(at, x.shape[1], count, weights, gate, expert, 0, width // WIDTH, to, row)
-        product(at, x.shape[1], count, weights, up, expert, 0, width // WIDTH, to + 4 * width, row)
+            copy(x[order[begin + m]], rows[m])
+        product(rows, x.shape[1], count, weights, gate, expert, 0, panels, hidden, row)
+        product(rows, x.shape[1], count, weights, up, expert, 0, panels, hidden[:, width:], row)
         for m in range(count):
             swiglu(hidden[m, :width], hidden[m, width:])
-        end = out[begin:]
-        product(to, row, count, weights, down, expert, 0, down[OUTPUTS] // WIDTH, end.ctypes.data, out.shape[1])
+        product(hidden, row, count, weights, down, expert, 0, down[OUTPUTS] // WIDTH, out[begin:], out.shape[1])
 
 
 @loop
@@ -44,7 +43,7 @@ def combine(products, places, weights, x, begin, end):
     width = x.shape[1]
     total = np.empty(width, np.float32)
     for t in range(begin, end):
-        total[:] = np.float32(0)
+        fill(total, np.float32(0))
         for k in range(places.shape[1]):
             weight, row = weights[t, k], products[places[t, k]]
             for i in range(width):

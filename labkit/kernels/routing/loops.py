@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.kernels.compiled import loop
-from labkit.kernels.fused.loops import exp, sigmoid
+from labkit.kernels.compiled import inner, loop
+from labkit.kernels.fused.loops import copy, exp, fill, sigmoid
 
 
-@loop
+@inner
 def choose(logits, experts, top_k, renormalise, chosen, weights):
     """The best `top_k` of a token's experts with their softmax weights; every further slot is an expert that all take.
 
@@ -50,13 +50,14 @@ def group(chosen, offsets, order, places):
         chosen: int32 [T, K]. offsets: int64 [E + 1], the first of each expert's.
         order: int32 [T K], the tokens. places: int32 [T, K], where in that order each assignment stands.
     """
-    offsets[:] = 0
+    fill(offsets, 0)
     for t in range(chosen.shape[0]):
         for k in range(chosen.shape[1]):
             offsets[chosen[t, k] + 1] += 1
     for e in range(1, offsets.size):
         offsets[e] += offsets[e - 1]
-    ahead = offsets.copy()
+    ahead = np.empty_like(offsets)
+    copy(offsets, ahead)
     for t in range(chosen.shape[0]):
         for k in range(chosen.shape[1]):
             at = ahead[chosen[t, k]]

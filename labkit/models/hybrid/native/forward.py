@@ -99,7 +99,7 @@ class Forward:
             row, key_head = divmod(number, sizes.key_heads)
             mixer_heads(
                 inputs, tail, state, mixer.conv, mixer.a_log, mixer.dt_bias, mixer.norm, self.eps, heads,
-                spans.starts[row], spans.starts[row + 1], row, key_head, recorded, states, mixed,
+                spans.starts[row], spans.starts[row + 1], row, key_head, recorded > 0, states, mixed,
             )  # fmt: skip
 
         self._workers.run(task, spans.count * sizes.key_heads)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.kernels.compiled import loop
-from labkit.kernels.fused.loops import rms_norm, swiglu
+from labkit.kernels.compiled import inner, loop
+from labkit.kernels.fused.loops import fill, rms_norm, swiglu
 from labkit.kernels.quantized_matmul.loops import product, side_by_side
 from labkit.kernels.quantized_matmul.panels import INPUTS, OUTPUTS, WIDTH
 from labkit.kernels.routing.loops import choose
@@ -18,8 +18,7 @@ def enter(x, norm, eps, arena, matrices, inputs, begin, end):
     normed = np.empty((count, width), np.float32)
     for t in range(count):
         rms_norm(x[begin + t], norm, eps, normed[t])
-    to = inputs[begin:]
-    side_by_side(normed.ctypes.data, width, count, arena, matrices, to.ctypes.data, inputs.shape[1])
+    side_by_side(normed, width, count, arena, matrices, inputs[begin:], inputs.shape[1])
 
 
 @loop
@@ -27,10 +26,7 @@ def leave(mixed, arena, output, x, norm, eps, normed, begin, end):
     """x += output mixed, normed = norm(x). mixed: [T, the mixer's width]. x, normed: [T, D]."""
     count, width, columns = end - begin, x.shape[1], output[OUTPUTS]
     update = np.empty((count, columns), np.float32)
-    start = mixed[begin:]
-    product(
-        start.ctypes.data, mixed.shape[1], count, arena, output, 0, 0, columns // WIDTH, update.ctypes.data, columns
-    )  # fmt: skip
+    _whole(mixed[begin:], mixed.shape[1], count, arena, output, update, columns)
     for t in range(count):
         for i in range(width):
             x[begin + t, i] += update[t, i]
@@ -44,8 +40,7 @@ def route(normed, arena, router, experts, top_k, renormalise, chosen, weights, b
     for i in range(router.shape[0]):
         columns += router[i, OUTPUTS]
     logits = np.empty((count, columns), np.float32)
-    start = normed[begin:]
-    side_by_side(start.ctypes.data, normed.shape[1], count, arena, router, logits.ctypes.data, columns)
+    side_by_side(normed[begin:], normed.shape[1], count, arena, router, logits, columns)
     for t in range(count):
         choose(logits[t], experts, top_k, renormalise, chosen[begin + t], weights[begin + t])
 
@@ -55,12 +50,11 @@ def dense(normed, arena, gate, up, down, weights, column, x, begin, end):
     """x += down(silu(gate normed) up normed), times weights[t, column] where `column` is not negative."""
     count, width, columns = end - begin, gate[OUTPUTS], down[OUTPUTS]
     hidden, update = np.empty((count, 2 * width), np.float32), np.empty((count, columns), np.float32)
-    start, at, row = normed[begin:], hidden.ctypes.data, 2 * width
-    product(start.ctypes.data, normed.shape[1], count, arena, gate, 0, 0, width // WIDTH, at, row)
-    product(start.ctypes.data, normed.shape[1], count, arena, up, 0, 0, width // WIDTH, at + 4 * width, row)
+    _whole(normed[begin:], normed.shape[1], count, arena, gate, hidden, 2 * width)
+    _whole(normed[begin:], normed.shape[1], count, arena, up, hidden[:, width:], 2 * width)
     for t in range(count):
         swiglu(hidden[t, :width], hidden[t, width:])
-    product(at, row, count, arena, down, 0, 0, columns // WIDTH, update.ctypes.data, columns)
+    _whole(hidden, 2 * width, count, arena, down, update, columns)
     for t in range(count):
         factor = weights[begin + t, column] if column >= 0 else np.float32(1)
         for i in range(x.shape[1]):
@@ -74,14 +68,16 @@ def score(x, norm, eps, chosen, states, begin, end):
         if chosen[i] >= 0:
             rms_norm(x[chosen[i]], norm, eps, states[i])
         else:
-            states[i] = np.float32(0)
+            fill(states[i], np.float32(0))
 
 
 @loop
 def head(states, arena, matrix, first, last, logits):
     """logits [n, V padded] of panels `first` to `last`. states: [n, D]."""
-    to = logits[:, first * WIDTH :]
-    product(
-        states.ctypes.data, matrix[INPUTS], states.shape[0], arena, matrix, 0, first, last, to.ctypes.data,
-        logits.shape[1],
-    )  # fmt: skip
+    product(states, matrix[INPUTS], states.shape[0], arena, matrix, 0, first, last, logits, logits.shape[1])
+
+
+@inner
+def _whole(x, x_row, rows, arena, matrix, y, y_row):
+    panels = matrix[OUTPUTS] // WIDTH
+    product(x, x_row, rows, arena, matrix, 0, 0, panels, y, y_row)
