@@ -3,6 +3,7 @@
 style.py       one matplotlib look; SVG whose bytes repeat
 frames.py      a slider over prepared pictures that works in a static page, without a library or a network
 kernel_pictures.py  lanes on memory lines, counted traffic, columns cut into parts
+prefix_pictures.py  prompts as chains of blocks, boundaries that keep a state
 widgets.py     the same as a live widget where a kernel listens
 records.py     results as data inside a notebook's outputs
 parameters.py  a notebook's own parameters, and the check of what is given
