@@ -77,7 +77,7 @@ class Run:
             "wait_seconds": self.machine.wait,
             "launch_seconds": self.machine.launch,
         }
-        self.rows.append({"table": "machine"} | self.notes["floors"])
+        self.rows.append({"table": "machine", "name": "machine"} | self.notes["floors"])
         self._say(f"floors: {self.notes['floors']}")
         if self.arguments.parts != "O":
             self._warm_up()
@@ -132,7 +132,7 @@ class Run:
             captured = capture(self.subject.model, context=context)
             trace = StepTrace.of(captured, self.subject.costs, copies_updates=True)
             counted = as_record(trace, self.subject.costs, context)
-            self.rows.append({"table": "trace", "context": context} | counted)
+            self.rows.append({"table": "trace", "name": f"step at {context}", "context": context} | counted)
             self._say(
                 f"trace at {context}: " + ", ".join(f"{k}={v}" for k, v in counted.items() if type(v) is not list)
             )
@@ -151,7 +151,8 @@ class Run:
             return
         self._say("  the file begins: " + repr(target.read_text(errors="replace")[:600]))
         for number, graph in enumerate(read_graphs(target)):
-            row = {"table": "cuda_graph", "layers": 8, "graph": number, "launches": graph.launches}
+            row = {"table": "cuda_graph", "name": f"graph {number}", "layers": 8, "graph": number}
+            row["launches"] = graph.launches
             row |= {"stages": graph.stages, "by_name": graph.by_name()[:40]}
             self.rows.append(row)
             self._say(f"  graph {number}: {graph.launches} launches, {graph.stages} stages")
@@ -180,7 +181,13 @@ class Run:
             side.prefill(tokens)
             mx.reset_peak_memory()
             speeds[chunk] = tokens.size / side.prefill(tokens)
-            row = {"table": "chunk", "chunk": chunk, "tokens": tokens.size, "peak_bytes": mx.get_peak_memory()}
+            row = {
+                "table": "chunk",
+                "name": f"chunks of {chunk}",
+                "chunk": chunk,
+                "tokens": tokens.size,
+                "peak_bytes": mx.get_peak_memory(),
+            }
             self.rows.append(row | {"tokens_per_second": speeds[chunk]})
             self._say(f"  chunk {chunk}: {speeds[chunk]:,.0f} tok/s, peak {mx.get_peak_memory() / 1e9:.2f} GB")
         self.chunk = max(speeds, key=speeds.get)
@@ -229,7 +236,8 @@ class Run:
                 traceback.print_exc()
                 continue
             for record in records:
-                self.rows.append({"table": "point", "skew": skew} | record)
+                name = f"{record['kind']} {record['length']}"
+                self.rows.append({"table": "point", "name": name, "skew": skew} | record)
                 self._show(record)
             self._write()
 

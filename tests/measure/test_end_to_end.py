@@ -15,6 +15,7 @@ from labkit.measure.end_to_end.filled import Filled
 from labkit.measure.end_to_end.parts import Parts, PartsError
 from labkit.measure.end_to_end.plan import LENGTHS
 from labkit.models import Rows
+from labkit.resources import data_folder
 
 QUICK = {"rounds": 2, "steps": 2, "warm_up": 1}
 
@@ -319,3 +320,147 @@ def test_tables_name_what_is_missing_and_what_was_one_round(small):
     fitted = table.curves(records, model_costs.of(small.config))
     assert fitted == {}
     assert json.dumps(records)
+
+
+# -- torch -----------------------------------------------------------------------------------------------------------
+
+
+def test_torch_is_refused_with_the_remedy_where_it_is_not(small, monkeypatch):
+    import importlib.util
+
+    from labkit.measure.end_to_end.subject import Subject
+    from labkit.measure.end_to_end.torch_side import TorchSide
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    subject = Subject("small", "adapter", small.model, small.module, small.config, "", small.weights_bytes)
+    with pytest.raises(RuntimeError, match="pip install torch transformers"):
+        TorchSide.open(subject)
+
+
+def test_torch_reads_and_decodes_a_model_of_the_same_shape(small):
+    pytest.importorskip("torch")
+    from labkit.measure.end_to_end.subject import Subject
+    from labkit.measure.end_to_end.torch_side import TorchSide
+
+    subject = Subject("small", "adapter", small.model, small.module, small.config, "", small.weights_bytes)
+    side = TorchSide.open(subject)
+    (decode, prefill) = measure([side], small.model, Plan.of([16], [24], **QUICK))
+    assert decode["sides"]["torch"]["tokens_per_second"] > 0
+    assert len(prefill["sides"]["torch"]["seconds"]) == 2
+    with pytest.raises(ValueError, match="not read for torch"):
+        side.decode(Filled([], 1 << 20), 1, 1)
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_measures_keeps_and_goes_on(tmp_path):
+    from typer.testing import CliRunner
+
+    from labkit.measure.end_to_end.commands import app
+    from tests.measure.conftest import SMALL
+
+    config = json.loads((data_folder() / "configs" / "qwen3.6-35b-a3b.json").read_text())
+    config["text_config"] |= {k: v for k, v in SMALL.items() if k != "layers"} | {"num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = ["end-to-end", str(tmp_path), "--graph", "adapter", "--decode", "16", "--prefill", "16,32"]
+    arguments += ["--rounds", "1"]
+    arguments += ["--steps", "2", "--out", str(tmp_path / "parts"), "--json", "--plot", str(tmp_path / "speeds.svg")]
+    first = CliRunner().invoke(app, arguments)
+    assert first.exit_code == 0, first.output
+    record = json.loads(first.stdout)
+    assert [(p["kind"], p["length"]) for p in record["points"]] == [("decode", 16), ("prefill", 16), ("prefill", 32)]
+    assert record["missing"] == []
+    assert (tmp_path / "speeds.svg").stat().st_size > 1000
+    again = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert again["points"] == record["points"]
+    refused = CliRunner().invoke(app, [*arguments, "--steps", "3"])
+    assert refused.exit_code == 2
+    assert "--fresh" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny-hybrid", "--against", "vllm"], "mlx-lm, torch"),
+        (["tiny-hybrid", "--decode", "4q"], "256,4K"),
+        (["tiny-hybrid", "--prefill", "none", "--decode", "none"], "measures nothing"),
+        (["no-such-model"], "no model"),
+        (["tiny-hybrid", "--layers", "2"], "shape without weights"),
+    ],
+)
+def test_the_command_refuses_in_a_line(arguments, message):
+    from typer.testing import CliRunner
+
+    from labkit.measure.end_to_end.commands import app
+
+    result = CliRunner().invoke(app, ["end-to-end", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+# -- ablations -------------------------------------------------------------------------------------------------------
+
+
+def test_every_ablation_changes_a_switch_that_there_is_and_names_a_figure_that_is_printed():
+    from labkit.measure.end_to_end.ablations import ABLATIONS
+    from labkit.measure.published import published
+    from labkit.models.hybrid import Variants
+
+    printed = published("specialised-engine")
+    for ablation in ABLATIONS:
+        assert Variants(**ablation.base) != Variants(**ablation.base | ablation.control), ablation.name
+        names = {point.name for point in ablation.points}
+        assert set(ablation.published) <= names
+        assert set(ablation.published.values()) <= set(printed)
+    assert len({ablation.name for ablation in ABLATIONS}) == len(ABLATIONS)
+
+
+def test_predictions_are_bytes_over_rates(costs):
+    from labkit.measure.end_to_end import ablations
+    from labkit.measure.floors import Floors, Rate
+
+    machine = ablations.Machine(Floors(None, Rate(1e12, ""), Rate(1e14, "")), wait=1e-4, launch=5e-6)
+    extra = {a.name: a.extra for a in ablations.ABLATIONS}
+    # Sixteen query heads over two KV heads: eight reads instead of one.
+    assert extra["query heads share a read"](costs, machine, 32768) == pytest.approx(7 * costs.kv_bytes(32768) / 1e12)
+    # The published figure of state traffic: 256 MiB a layer at 2K, less the one read and write that remain.
+    state = extra["recurrent state in registers"](costs, machine, 2048) * 1e12 / 30
+    assert state == pytest.approx((256 - 4) * 2**20, rel=1e-6)
+    assert extra["routing stays on the device"](costs, machine, 512) == pytest.approx(40e-4)
+    launches = extra["norms, rotation and the new column in one launch"](costs, machine, 4096)
+    assert launches == pytest.approx(5 * 10 * 5e-6)
+
+
+def test_ablations_compare_the_engine_with_its_control(small):
+    from labkit.kernels.targets import use_target
+    from labkit.measure import floors
+    from labkit.measure.end_to_end import ablations
+    from labkit.measure.end_to_end.subject import Subject
+    from labkit.models.hybrid import Hybrid
+
+    hybrid = Hybrid.from_module(small.module, small.config)
+    subject = Subject("small", "specialised", hybrid, small.module, small.config, "", small.weights_bytes)
+    machine = ablations.Machine(floors.Floors(None, floors.Rate(1e10, ""), floors.Rate(1e10, "")), 1e-4, 1e-5)
+    heads = ablations.Ablation(
+        "heads", {"heads": "unpacked"}, "reads", (Point("decode", 8),), lambda costs, machine, tokens: 0.5
+    )
+    with use_target("simulator"):
+        (record,) = ablations.run(
+            subject, machine, Plan.of([], [8], rounds=1, steps=1, warm_up=0), chosen=[heads], skew=0.5
+        )
+    assert record["predicted_seconds"] == 0.5
+    assert record["skew"] == 0.5
+    assert record["gain"] == pytest.approx(1 + record["measured_seconds"] / record["engine_seconds"])
+    columns, rows = ablations.rows([record])
+    assert len(rows[0]) == len(columns)
+
+
+def test_the_adapter_has_no_switches(small):
+    from labkit.measure.end_to_end.subject import Subject
+    from labkit.models import LoadError
+    from labkit.models.hybrid import Variants
+
+    subject = Subject("small", "adapter", small.model, small.module, small.config, "", small.weights_bytes)
+    with pytest.raises(LoadError, match="--graph specialised"):
+        subject.with_variants(Variants())
