@@ -55,6 +55,7 @@ class Asking(ABC):
         *,
         tools: list[dict[str, Any]] | None = None,
         thinking: bool = True,
+        priority: int = 0,
         constraint: Constraint | None = None,
         **sampling: Any,
     ) -> Iterator[Event]:
@@ -65,13 +66,14 @@ class Asking(ABC):
             params: how to sample; `sampling` overrides single options.
             tools: descriptions of tools, for messages.
             thinking: whether the template asks for thinking, for messages.
+            priority: higher goes first; see `labkit.engine.scheduler`.
             constraint: which tokens may follow.
 
         Raises:
             ValueError, CapacityError: as `submit`, at once.
             RuntimeError: from the iterator, if `run` or `step` has handed the request's end to somebody else.
         """
-        request = self.request(prompt, params, tools=tools, thinking=thinking, **sampling)
+        request = self.request(prompt, params, tools=tools, thinking=thinking, priority=priority, **sampling)
         self.submit(request, constraint=constraint)
         events = self._events_of(request.id)
         # Into its try block: a generator that was never started would let go of its request without cancelling it.
@@ -101,7 +103,9 @@ class Asking(ABC):
         *,
         tools: list[dict[str, Any]] | None = None,
         thinking: bool = True,
+        priority: int = 0,
         **sampling: Any,
     ) -> Request:
-        """A prompt in any form -> a request with its tokens."""
-        return make_request(self.loaded.tokenizer, prompt, params, tools=tools, thinking=thinking, **sampling)
+        """A prompt in any form -> a request with its tokens. Arguments as for `stream`."""
+        tokenizer = self.loaded.tokenizer
+        return make_request(tokenizer, prompt, params, tools=tools, thinking=thinking, priority=priority, **sampling)

@@ -25,7 +25,7 @@ class Request:
         tokens: the prompt.
         params: how to sample and when to stop.
         id: names the request in every event and record.
-        priority: higher goes first; equal ones in order of arrival.
+        priority: higher goes first, as if it had come earlier (`labkit.engine.scheduler`); else in order of arrival.
         arrival: seconds, `time.monotonic`.
         segments: which part of the prompt came from which message.
     """
@@ -65,6 +65,7 @@ def make_request(
     *,
     tools: list[dict[str, Any]] | None = None,
     thinking: bool = True,
+    priority: int = 0,
     **sampling: Any,
 ) -> Request:
     """Text, tokens or messages -> a request with its tokens; `sampling` overrides single options."""
@@ -72,8 +73,8 @@ def make_request(
     if isinstance(prompt, dict):
         raise ValueError("a prompt is text, tokens or a list of messages: put the one message into a list")
     if isinstance(prompt, str):
-        return Request(tokenizer.encode(prompt), params)
+        return Request(tokenizer.encode(prompt), params, priority=priority)
     if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], dict):
         chat = tokenizer.render_chat(list(prompt), tools, thinking)
-        return Request(chat.tokens, params, segments=chat.segments)
-    return Request(prompt, params)
+        return Request(chat.tokens, params, priority=priority, segments=chat.segments)
+    return Request(prompt, params, priority=priority)
