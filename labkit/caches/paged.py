@@ -148,6 +148,25 @@ class PagedCache(Cache):
         mask = masks.causal(length, columns - length, left_padding=padding)
         return mx.fast.scaled_dot_product_attention(queries, *gathered, scale=scale, mask=mask, sinks=sinks)
 
+    def has_tail_for(self, length: int) -> bool:
+        """Whether `open_tail` can always make room for `length` tokens."""
+        return self.pages.tail_tokens >= self.pages.block_tokens - 1 + length
+
+    def open_tail(self, length: int) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array]:
+        """The pool's keys and values, the tails with room for `length` more tokens, and the table: what a kernel reads
+        that writes the new tokens itself (`take_tail`)."""
+        self.rows.open_tails(length)
+        return self.pages.keys, self.pages.values, self.rows.keys, self.rows.values, self.rows.table()
+
+    def take_tail(self, keys: mx.array, values: mx.array, length: int) -> None:
+        """The tails [B, H, tail_tokens, D] after a step that wrote `length` tokens of each row behind its newest."""
+        self.rows.take_tails(keys, values, length)
+        self._advance(length)
+
+    @abstractmethod
+    def _advance(self, length: int) -> None:
+        """`length` tokens of each row were written."""
+
     def _window(self) -> int | None:
         return None
 
@@ -173,6 +192,9 @@ class Paged(PagedCache):
         self.rows.begin_with(blocks)
         self.offset = self.rows.lengths[0]
 
+    def _advance(self, length: int) -> None:
+        self.offset += length
+
     def copy(self) -> Paged:
         twin = Paged(self.pages)
         twin.rows, twin.offset = self.rows.fork(range(len(self.rows))), self.offset
@@ -189,7 +211,7 @@ class Paged(PagedCache):
         self.rows.write(keys, values, [0] * batch, [count] * batch)
         if self._valid is not None:
             self._valid -= count
-        self.offset += length
+        self._advance(length)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values [B, H, L, D]; returns all of them so far."""

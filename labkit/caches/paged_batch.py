@@ -66,6 +66,9 @@ class BatchedPaged(PagedCache):
         self.rows.write(keys, values, skips, counts)
         if self._valid is not None:
             self._valid = [valid - count for valid, count in zip(self._valid, counts, strict=True)]
+        self._advance(length)
+
+    def _advance(self, length: int) -> None:
         self._idx += length
         self._offset = None
 

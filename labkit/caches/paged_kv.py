@@ -21,7 +21,7 @@ from labkit.caches.pages import DEFAULT_BLOCK, Pages
 from labkit.caches.recurrent import Recurrent
 from labkit.caches.recurrent_slots import SlottedRecurrent
 from labkit.caches.rotating import Rotating
-from labkit.kernels.targets import device_target
+from labkit.kernels.targets import target_in_use
 
 DEVICE_TAIL = 256
 """Tokens of a tail where a write into the pool copies it (`pages.py`)."""
@@ -77,9 +77,13 @@ class PagedKV:
                 f"{pool_bytes} holds none"
             )
         if tail_tokens is None:
-            tail_tokens = block_tokens * math.ceil(DEVICE_TAIL / block_tokens) if device_target() else block_tokens
+            # At least two blocks: less than one stays when a tail is flushed, and a step may bring several tokens.
+            on_device = block_tokens * max(2, math.ceil(DEVICE_TAIL / block_tokens))
+            tail_tokens = on_device if target_in_use() else block_tokens
         self.pages = [
-            None if layout.kind == "recurrent" else Pages(self.blocks, block_tokens, tail_tokens=tail_tokens)
+            None
+            if layout.kind == "recurrent"
+            else Pages(self.blocks, block_tokens, tail_tokens=tail_tokens, layout=layout)
             for layout in self._layouts
         ]
         # A row that joins others is in both for a moment, with one slot.

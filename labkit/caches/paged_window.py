@@ -66,6 +66,9 @@ class WindowBlocks(PagedCache):
         if self._valid is not None:
             self._valid = [valid - count for valid, count in zip(self._valid, counts, strict=True)]
 
+    def _advance(self, length: int) -> None:
+        raise Unsupported("paged rotating", "take a tail", "its ring must see the tokens: use `append`")
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values [B, H, L, D]; returns the columns that the new queries may see."""
         self._write(keys, values)

@@ -42,6 +42,7 @@ class Pages:
         capacity: blocks that there may be.
         block_tokens: tokens of a block.
         tail_tokens: tokens that a row keeps outside of the pool, a multiple of `block_tokens`; one block by default.
+        layout: of the layer, where it is known beforehand.
 
     Attributes:
         pool: which blocks are whose.
@@ -49,7 +50,9 @@ class Pages:
         written_bytes: what moved into the pool so far.
     """
 
-    def __init__(self, capacity: int, block_tokens: int, *, tail_tokens: int | None = None):
+    def __init__(
+        self, capacity: int, block_tokens: int, *, tail_tokens: int | None = None, layout: Layout | None = None
+    ):
         self.pool = BlockPool(capacity, block_tokens)
         self.block_tokens = block_tokens
         self.tail_tokens = block_tokens if tail_tokens is None else tail_tokens
@@ -57,7 +60,9 @@ class Pages:
             raise ValueError(f"tail_tokens must be a multiple of block_tokens {block_tokens}, not {tail_tokens}")
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
-        self.layout: Layout | None = None
+        self.layout = layout
+        if layout is not None:
+            self.keys, self.values = self._zeros(1)
         self.written_bytes = 0
         self._rows: WeakSet[PagedRows] = WeakSet()
 
@@ -164,7 +169,7 @@ class PagedRows:
         held = self.held()
         if keys.shape[2] == 1 and all(count == 1 for count in counts):
             if max(held) >= self.pages.tail_tokens:
-                self._flush([count // self.pages.block_tokens for count in held])
+                self.flush()
                 held = self.held()
             self._append(keys, values, held)
         else:
@@ -184,11 +189,26 @@ class PagedRows:
         here = (mx.arange(self.pages.tail_tokens) == int32s(tuple(columns))[:, None])[:, None, :, None]
         self.keys, self.values = mx.where(here, keys, self.keys), mx.where(here, values, self.values)
 
-    def _flush(self, blocks: list[int]) -> None:
-        """Move the first `blocks[b]` blocks of each tail to the pool."""
+    def flush(self) -> None:
+        """Move the finished blocks of all tails to the pool, and the rest to the tails' beginning.
+
+        Raises:
+            PoolExhausted: a block is needed that is not there; nothing was changed.
+        """
         nothing = [0] * len(self)
-        empty = self.keys[:, :, :0], self.values[:, :, :0]
-        self._rearrange(*empty, nothing, nothing, self.held(), blocks)
+        self._rearrange(self.keys[:, :, :0], self.values[:, :, :0], nothing, nothing, self.held())
+
+    def open_tails(self, length: int) -> None:
+        """Give every tail room for `length` more tokens, which somebody else writes (`take_tails`)."""
+        if self.keys is None:
+            self.keys, self.values = self._empty_tails()
+        if max(self.held()) + length > self.pages.tail_tokens:
+            self.flush()
+
+    def take_tails(self, keys: mx.array, values: mx.array, length: int) -> None:
+        """The tails after a step that wrote `length` tokens behind each row's newest."""
+        self.keys, self.values = keys, values
+        self.lengths = [tokens + length for tokens in self.lengths]
 
     def _rearrange(
         self,
@@ -197,13 +217,11 @@ class PagedRows:
         skips: Sequence[int],
         counts: Sequence[int],
         held: list[int],
-        blocks: list[int] | None = None,
     ) -> None:
         """Tails and new tokens, together, become finished blocks in the pool and new tails."""
         size, width = self.pages.block_tokens, self.pages.tail_tokens
         totals = [h + c for h, c in zip(held, counts, strict=True)]
-        if blocks is None:
-            blocks = [total // size for total in totals]
+        blocks = [total // size for total in totals]
         planned: set[bytes] = set()
         pool = self.pages.pool
         pool.require(sum(table.new_blocks_needed(n, planned) for table, n in zip(self.tables, blocks, strict=True)))
@@ -390,8 +408,9 @@ class PagedRows:
 
 @lru_cache(maxsize=512)
 def int32s(numbers: tuple[int, ...]) -> mx.array:
-    """Numbers of the host on the device, int32; one array for all layers that ask for the same."""
-    return mx.array(numbers, dtype=mx.int32)
+    """Numbers of the host on the device, int32; one array for all layers that ask for the same. Cut from a wider one:
+    MLX keeps the smallest arrays where a GPU must fetch them over the bus."""
+    return mx.array([*numbers, *[0] * (8 - len(numbers))], dtype=mx.int32)[: len(numbers)]
 
 
 def _rows_of(blocks: mx.array) -> mx.array:

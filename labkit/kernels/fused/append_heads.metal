@@ -16,7 +16,7 @@ if (task < COLUMNS_FROM) {
   rotate_head<T, D, ROTARY, VEC>(from, q_weight, inverse_frequency, position, eps, rotary[simdgroup], lane, to);
 } else if (task < COLUMNS_FROM + HK * C) {
   uint head = (task - COLUMNS_FROM) / C, column = (task - COLUMNS_FROM) % C;
-  int l = int(column) - write[0];
+  int l = int(column) - write[WRITES * b];
   size_t at = ((size_t(b) * HK + head) * C + column) * D;
   if (l >= 0 && l < L) {
     auto from = rows + size_t(l) * PITCH + K_AT + head * D;

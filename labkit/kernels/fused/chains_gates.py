@@ -40,7 +40,7 @@ def _qk(rows, length, heads, dim, rotary, dtype, gated=True, positions=None) -> 
 def _append(rows, length, heads, dim, rotary, columns, write, dtype) -> Launch:
     width = (2 * heads[0] + 2 * heads[1]) * dim
     tails = [_normal((rows, heads[1], columns, dim), dtype) for _ in range(2)]
-    at = mx.array([write] * 8, dtype=mx.int32)
+    at = mx.array([write] * 8 if type(write) is int else [[at] for at in write], dtype=mx.int32)
     weights = _weight(dim, dtype), _weight(dim, dtype)
     positions = mx.random.randint(-5, 2000, (rows,))
     return APPEND_HEADS.launch(
@@ -140,11 +140,10 @@ CHAIN_ENTRIES = [
     Entry(
         APPEND_HEADS,
         cases=(
-            Case(
-                "1 token, 8/1 heads of 256, 8 columns", lambda dtype: _append(1, 1, (8, 1), 256, 64, 8, 5, dtype)
-            ),
+            Case("1 token, 8/1 heads of 256, 8 columns", lambda dtype: _append(1, 1, (8, 1), 256, 64, 8, 5, dtype)),
             Case("2 x 3 tokens to the end", lambda dtype: _append(2, 3, (4, 2), 64, 64, 11, 8, dtype)),
             Case("2 x 2 tokens into an empty tail", lambda dtype: _append(2, 2, (3, 1), 36, 6, 5, 0, dtype)),
+            Case("2 x 2 tokens, each row elsewhere", lambda dtype: _append(2, 2, (2, 1), 64, 16, 7, (5, 1), dtype)),
         ),
         summary="q/k norm and rotation of new tokens, their keys and values in a tail of the cache",
         tolerance=_ROTATED,

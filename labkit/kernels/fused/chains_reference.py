@@ -38,13 +38,13 @@ def append_heads(launch: Launch) -> list[mx.array]:
     cos, sin = mx.cos(angle), mx.sin(angle)
     q = _rotate(_rms_norm(queries[:, :, ::2], q_weight, eps), cos, sin)
     k = _rotate(_rms_norm(keys, k_weight, eps), cos, sin)
-    column = mx.arange(template["C"]) - write[0]
-    source = mx.clip(column, 0, length - 1)
-    fresh = ((column >= 0) & (column < length))[:, None]
+    write = mx.broadcast_to(write if write.ndim == 2 else write[:1, None], (rows, 1))
+    column = (mx.arange(template["C"]) - write)[:, None, :, None]
+    source, fresh = mx.clip(column, 0, length - 1), (column >= 0) & (column < length)
 
     def appended(tail: mx.array, new: mx.array) -> mx.array:
-        older = mx.where((column < 0)[:, None], tail.astype(mx.float32), 0.0)
-        return mx.where(fresh, mx.take(new.swapaxes(1, 2), source, axis=2), older)
+        older = mx.where(column < 0, tail.astype(mx.float32), 0.0)
+        return mx.where(fresh, mx.take_along_axis(new.swapaxes(1, 2), source, axis=2), older)
 
     return [q.reshape(rows * length, heads, dim), appended(tail_keys, k), appended(tail_values, values)]
 

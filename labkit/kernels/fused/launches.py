@@ -140,8 +140,11 @@ def append_heads_call(
         raise ValueError(f"projected and tails need one dtype, not {projected.dtype} and {tail_keys.dtype}")
     if q_weight.shape != (dim,) or k_weight.shape != (dim,):
         raise ValueError(f"norm weights need shape ({dim},), not {q_weight.shape} and {k_weight.shape}")
-    if positions.shape != (rows,) or write.ndim != 1 or write.dtype != mx.int32:
-        raise ValueError(f"positions [{rows}] and write [1 or more] int32 are needed, not {positions.shape}, {write}")
+    each = write.ndim == 2
+    if positions.shape != (rows,) or write.dtype != mx.int32 or (write.shape != (rows, 1) if each else write.ndim != 1):
+        raise ValueError(
+            f"positions [{rows}] and write [1 or more] or [{rows}, 1] int32 are needed, not {positions.shape}, {write}"
+        )
     if not 0 <= rotary <= dim or rotary % 2:
         raise ValueError(f"rotary must be even and at most {dim}, not {rotary}")
     frequency = _inverse_frequency(rotary, base)
@@ -150,7 +153,7 @@ def append_heads_call(
         "inputs": [projected, q_weight, k_weight, frequency, positions, tail_keys, tail_values, write, float(eps)],
         "template": [
             *(("T", projected.dtype), ("D", dim), ("HQ", heads), ("HK", key_heads), ("L", length), ("C", columns)),
-            *(("ROTARY", rotary), ("PITCH", width), ("VEC", 4), ("THREADS", _THREADS)),
+            *(("ROTARY", rotary), ("PITCH", width), ("VEC", 4), ("THREADS", _THREADS), ("WRITES", int(each))),
         ],
         "grid": (-(-tasks // (_THREADS // 32)) * _THREADS, rows, 1),
         "threadgroup": (_THREADS, 1, 1),

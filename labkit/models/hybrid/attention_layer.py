@@ -25,12 +25,14 @@ KeyValueCache = Contiguous | BatchedContiguous | PagedCache
 
 
 class Memory(NamedTuple):
-    """A cache's buffers [B, Hkv, S, D] and its tail [B, Hkv, C, D]; a step changes the tail alone."""
+    """A cache's buffers [B, Hkv, S, D] and its tail [B, Hkv, C, D]; a step changes the tail alone. Of a paged cache the
+    pool's blocks [P, Hkv, PAGE, D] and, besides, the rows' table int32 [B, N]."""
 
     keys: mx.array
     values: mx.array
     tail_keys: mx.array
     tail_values: mx.array
+    table: mx.array | None = None
 
 
 class AttentionLayer:
@@ -61,6 +63,8 @@ class AttentionLayer:
 
     def memory(self, cache: KeyValueCache, step: Step) -> Memory:
         """What the cache holds, with room for the step in its tail."""
+        if isinstance(cache, PagedCache):
+            return Memory(*cache.open_tail(step.length))
         keys, values, tail = cache.open_tail(step.length)
         return Memory(keys, values, tail.keys, tail.values)
 
@@ -76,11 +80,12 @@ class AttentionLayer:
         q, *tail = append(projected, memory, step)
         attended = decode_rows(
             q, memory.keys, memory.values, columns.first, columns.last, scale=self.scale, gates=projected,
-            tail=Tail(*tail, columns.settled), layout=self._layout(memory.keys, variants),
+            tail=Tail(*tail, columns.settled), table=memory.table, layout=self._layout(memory, variants),
             packed=variants.heads == "packed", wide=variants.loads == "wide",
         )  # fmt: skip
         attended = attended.reshape(step.batch, step.length, -1)
-        return step.plan.product(attended, self.weights.output), Memory(memory.keys, memory.values, *tail)
+        after = memory._replace(tail_keys=tail[0], tail_values=tail[1])
+        return step.plan.product(attended, self.weights.output), after
 
     def _append(self, projected: mx.array, memory: Memory, step: Step) -> tuple[mx.array, mx.array, mx.array]:
         """q [B * L, Hq, D], and the tail with the new columns."""
@@ -101,14 +106,20 @@ class AttentionLayer:
             )
             for part in (q, k)
         )
-        write = step.columns.write[:1]
-        keys = mx.slice_update(memory.tail_keys, k, write, axes=(2,))
-        values = mx.slice_update(memory.tail_values, v.swapaxes(1, 2), write, axes=(2,))
+        write, v = step.columns.write, v.swapaxes(1, 2)
+        if write.ndim == 2:  # each row elsewhere
+            place = (write + mx.arange(step.length))[:, None, :, None]
+            keys = mx.put_along_axis(memory.tail_keys, mx.broadcast_to(place, k.shape), k, axis=2)
+            values = mx.put_along_axis(memory.tail_values, mx.broadcast_to(place, v.shape), v, axis=2)
+        else:
+            keys = mx.slice_update(memory.tail_keys, k, write[:1], axes=(2,))
+            values = mx.slice_update(memory.tail_values, v, write[:1], axes=(2,))
         return q.swapaxes(1, 2).reshape(step.tokens, config.query_heads, -1), keys, values
 
-    def _layout(self, keys: mx.array, variants: Variants) -> str:
+    def _layout(self, memory: Memory, variants: Variants) -> str:
         if variants.columns == "by_context":
-            return "fixed" if keys.shape[2] >= FIXED_FROM else "general"
+            columns = memory.keys.shape[2] * (1 if memory.table is None else memory.table.shape[1])
+            return "fixed" if columns >= FIXED_FROM else "general"
         return variants.columns
 
     def _project(self, x: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from labkit.caches import BatchedContiguous, Cache
+from labkit.caches.paged import PagedCache
+from labkit.caches.pages import int32s
 from labkit.kernels.targets import device_target
 from labkit.models.contract import Output
 from labkit.models.hybrid import attention_layer, delta_layer
@@ -49,25 +51,31 @@ class FewTokens:
         Args:
             logits: "last", "all" or None.
         """
-        counts, padding = self._counts(caches, step)
+        paged = any(isinstance(cache, PagedCache) for cache in caches)
+        counts = self._paged_columns(caches, step) if paged else self._counts(caches, step)
         memory = [
-            tuple(layer.mixer.memory(cache, step)) for layer, cache in zip(self._model.layers, caches, strict=True)
+            _present(layer.mixer.memory(cache, step)) for layer, cache in zip(self._model.layers, caches, strict=True)
         ]
-        compute = self._function(step, logits, hidden, given, padded=padding is not None)
-        arrays = [x, step.positions, counts, *([] if padding is None else [padding])]
+        compute = self._function(step, logits, hidden, given, paged=paged, padded=len(counts) == 2)
+        arrays = [x, step.positions, *counts]
         spans = [] if step.spans is None else [step.spans]
         asked, after = compute(arrays, spans, memory)
         for layer, cache, arrays in zip(self._model.layers, caches, after, strict=True):
             layer.mixer.keep(cache, _MEMORY[layer.kind == ATTENTION](*arrays), step)
         return Output(*asked)
 
-    def _function(self, step: Step, logits: str | None, hidden: bool, given: bool, *, padded: bool) -> Callable:
+    def _function(
+        self, step: Step, logits: str | None, hidden: bool, given: bool, *, paged: bool, padded: bool
+    ) -> Callable:
         """The forward for steps of this form. Shapes may differ: `mx.compile` knows them itself."""
 
         def compute(arrays: list[mx.array], spans: list[mx.array], memory: list[tuple]) -> tuple[tuple, list[tuple]]:
-            x, positions, counts, *padding = arrays
+            x, positions, *counts = arrays
             batch, length = x.shape[:2]
-            columns = _columns(counts, padding, self._table(batch, length), batch * length, length)
+            if paged:
+                columns = Columns(*counts)
+            else:
+                columns = _columns(counts[0], counts[1:], self._table(batch, length), batch * length, length)
             now = replace(step, batch=batch, length=length, positions=positions, columns=columns)
             now = replace(now, spans=spans[0] if spans else None)
             after = list(memory)
@@ -76,7 +84,7 @@ class FewTokens:
                 layer = self._model.layers[index]
                 known = _MEMORY[layer.kind == ATTENTION](*memory[index])
                 out, left = layer.mixer.mix(normed, known, now)
-                after[index] = tuple(left)
+                after[index] = _present(left)
                 return out
 
             if not given:
@@ -85,7 +93,7 @@ class FewTokens:
 
         if not self._may_compile(step):
             return compute
-        key = (step.plan, step.length, step.recording, logits, hidden, given, padded)
+        key = (step.plan, step.length, step.recording, logits, hidden, given, paged, padded)
         if key not in self._compiled:
             self._compiled[key] = mx.compile(compute)
         return self._compiled[key]
@@ -95,20 +103,32 @@ class FewTokens:
         on_graph = device_target() == step.plan.target or step.plan.target == "reference"
         return on_graph and step.plan.variants.compiled and step.spans is None
 
-    def _counts(self, caches: list[Cache], step: Step) -> tuple[mx.array, mx.array | None]:
+    def _paged_columns(self, caches: list[Cache], step: Step) -> Columns:
+        """Where each row's tokens stand. Every attention layer has taken the same, and keeps as many in its tail."""
+        attending = [cache for cache in caches if isinstance(cache, PagedCache)]
+        for cache in attending:
+            cache.open_tail(step.length)
+        if len({tuple(cache.rows.held()) for cache in attending}) > 1:
+            for cache in attending:
+                cache.rows.flush()
+        rows = attending[0].rows
+        last = tuple(length + 1 + i for length in rows.lengths for i in range(step.length))
+        return Columns(int32s((0,) * len(last)), int32s(last), rows.finished(), int32s(tuple(rows.held()))[:, None])
+
+    def _counts(self, caches: list[Cache], step: Step) -> list[mx.array]:
         """int32 [4]: 0, columns before the step, those of them that are settled, and the tail's next column; and the
         rows' padding [B] if they have some. Every attention layer has taken the same tokens."""
         attending = [cache for cache in caches if cache.kind == "contiguous"]
         if not attending:
-            return mx.zeros((4,), mx.int32), None
+            return [mx.zeros((4,), mx.int32)]
         settled = {cache.open_tail(step.length)[2].settled for cache in attending}
         if len(settled) > 1:
             for cache in attending:
                 cache.settle()
             settled = {cache.open_tail(step.length)[2].settled for cache in attending}
         filled, (settled,) = attending[0].size(), settled
-        padding = attending[0].left_padding if isinstance(attending[0], BatchedContiguous) else None
-        return mx.array([0, filled, settled, filled - settled], dtype=mx.int32), padding
+        padding = [attending[0].left_padding] if isinstance(attending[0], BatchedContiguous) else []
+        return [mx.array([0, filled, settled, filled - settled], dtype=mx.int32), *padding]
 
     @cached_property
     def _tables(self) -> dict[tuple[int, int], mx.array]:
@@ -124,6 +144,10 @@ class FewTokens:
             mx.eval(table)
             self._tables[batch, length] = table
         return self._tables[batch, length]
+
+
+def _present(arrays: tuple) -> tuple:
+    return tuple(array for array in arrays if array is not None)
 
 
 def _columns(counts: mx.array, padding: list[mx.array], table: mx.array, tokens: int, length: int) -> Columns:

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from labkit.caches import BatchedContiguous, Cache, Contiguous, Layout, Recurrent, lacking
 from labkit.caches.layout import ArraySpec, dtype_name
+from labkit.caches.paged import PagedCache
 from labkit.kernels.fused import residual_rms_norm
 from labkit.kernels.gated_delta import row_spans
 from labkit.models.contract import LayerKind, LogitsFor, Output, select_columns
@@ -150,7 +151,10 @@ class Hybrid:
     def _takes_few(self, step: Step, caches: list[Cache]) -> bool:
         """Whether the step can be one function of arrays (`decode.FewTokens`)."""
         plan = step.plan
-        tailed = all(isinstance(cache, (Contiguous, BatchedContiguous, Recurrent)) for cache in caches)
+        plain = (Contiguous, BatchedContiguous, Recurrent)
+        tailed = all(
+            cache.has_tail_for(FEW) if isinstance(cache, PagedCache) else isinstance(cache, plain) for cache in caches
+        )
         return step.length <= FEW and plan.kernels and not plan.invariant and plan.variants.kv == "tail" and tailed
 
     def embed(self, tokens: mx.array) -> mx.array:

@@ -78,7 +78,7 @@ class Columns(NamedTuple):
     Attributes:
         first, last: each token sees the columns from first to below last.
         settled: its first value says how many columns stand in the buffers. write: and the tail's column of the first
-            new token.
+            new token. With pages each row's own, [B] and [B, 1].
     """
 
     first: mx.array
