@@ -57,11 +57,15 @@ class Meter(Protocol):
 
 
 class DeviceMeter:
-    """The device that MLX computes on."""
+    """The device that MLX computes on.
 
-    def __init__(self) -> None:
+    Args:
+        process: whether the process's footprint counts too, where it shares the device's memory.
+    """
+
+    def __init__(self, *, process: bool = True) -> None:
         device = devices.this_device()
-        self._limit, self._unified = device.working_set_bytes, device.kind != "cuda"
+        self._limit, self._unified = device.working_set_bytes, process and device.kind != "cuda"
         self._process, self._footprint, self._looked = psutil.Process(), 0, float("-inf")
 
     def read(self) -> Reading:

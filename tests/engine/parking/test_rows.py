@@ -221,7 +221,7 @@ def test_a_record_comes_back_as_it_was_and_others_are_refused():
         assert (back.request.id, back.request.priority, back.request.segments) == ("x/y z", 2, tuple(segments))
     record = row.as_record(3)
     for broken in ({}, {**record, "format": 0}, {**record, "params": {"heat": 1}}, {**record, "rest": None}, None):
-        with pytest.raises(ValueError, match="record|format"):
+        with pytest.raises(ValueError, match=r"record|format"):
             PausedRow.from_record(broken, (1, 2, 3))
 
 

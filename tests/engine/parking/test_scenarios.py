@@ -327,7 +327,7 @@ def test_with_all_options_off_nothing_is_different(hybrid):
 def test_options_that_need_each_other_say_so(hybrid):
     with pytest.raises(ValueError, match="needs a guard"):
         Engine(hybrid, policy=Policy())
-    with pytest.raises(ValueError, match="leaves .* and the weights take"):
+    with pytest.raises(ValueError, match=r"leaves .* and the weights take"):
         Engine(hybrid, guard=MemoryGuard(hybrid.weights_bytes, meter=FakeMeter(1 << 40)))
     with pytest.raises(ValueError, match="give the engine a guard and a store"):
         Engine(hybrid).resume_paused()

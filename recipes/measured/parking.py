@@ -1,0 +1,235 @@
+"""Parks and pauses below a real ceiling, what they cost, and what a guard costs that sees no pressure.
+
+    python -m recipes.measured.parking --out data/measured --commit $(git rev-parse --short HEAD)               # a CPU
+    python -m recipes.measured.parking --out OUT --commit SHA --shape qwen3.6-35b-a3b --width 2048 --name h200  # a GPU
+
+Without `--shape` it is tiny-hybrid. Three prompts in the ratio 130 : 115 : 100 arrive half a second apart, as long as
+`--seconds` let them be; all may begin below the ceiling, and do not fit once they are there. The table is written after every part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+import labkit
+from labkit.engine import Policy
+from labkit.engine.capacity import Budget
+from labkit.engine.memory import Estimates
+from labkit.measure import parking
+from labkit.models import LoadedModel, Rows, synthetic
+from labkit.models.hybrid import Hybrid
+from recipes.measured.kernels import conditions
+
+RATIO = (130, 115, 100)
+STEPS = 16
+PARTS = ("estimates", "pressure", "pause", "idle")
+POLICIES = {
+    "none": None,
+    "park": Policy(reserve="nothing"),
+    "park, prompts reserved": Policy(),
+    "single-victim": Policy("single-victim", reserve="nothing"),
+    "abort-all": Policy("abort-all", reserve="nothing"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--shape", help="a shape of data/configs, with random weights")
+    parser.add_argument("--graph", default="specialised", choices=["specialised", "adapter"], help="with --shape")
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has, to try the script")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--longest", type=int, default=130_000, help="tokens of the longest prompt at most")
+    parser.add_argument("--answer", type=int, default=200)
+    parser.add_argument("--policies", nargs="*", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=11, help="of the guard against none")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of measuring, after the model is there")
+    parser.add_argument("--name", default="cpu", help="prefix of the file")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    Run(arguments).all()
+
+
+class Run:
+    """One run: what has been measured so far is in the table's file after every part."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.arguments = arguments
+        begin = time.perf_counter()
+        self.loaded = _model(arguments)
+        print(
+            f"{self.loaded.name}, {type(self.loaded.model).__name__}: {time.perf_counter() - begin:.0f} s", flush=True
+        )
+        self.begin = time.perf_counter()
+        self.path = arguments.out / f"{arguments.name}_parking.json"
+        self.table: dict[str, Any] = {
+            "model": arguments.shape or "tiny-hybrid",
+            "layers": arguments.layers,
+            "graph": type(self.loaded.model).__name__,
+            "width": arguments.width,
+            **conditions(arguments.commit),
+        }
+
+    def all(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.folder = Path(folder)
+            for name in self.arguments.parts:
+                self.attempt(getattr(self, name))
+        self.save()
+
+    def attempt(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except Exception as error:
+            traceback.print_exc()
+            self.table.setdefault("failed", {})[part.__name__] = repr(error)[:300]
+        self.save()
+
+    def left(self) -> float:
+        return self.arguments.seconds - (time.perf_counter() - self.begin)
+
+    def save(self) -> None:
+        self.path.write_text(json.dumps(self.table, indent=1, default=str) + "\n")
+
+    def idle(self) -> None:
+        rows = []
+        for count in (1, 4):
+            timed = parking.idle_cost(self.loaded, rows=count, steps=STEPS, rounds=self.arguments.rounds)
+            rows.append(
+                {
+                    "rows": count,
+                    "guarded_over_plain": timed.ratio,
+                    "low": timed.ratio_low,
+                    "high": timed.ratio_high,
+                    "plain_seconds_a_step": timed.second_median / STEPS,
+                }
+            )
+            print("idle", rows[-1], flush=True)
+            self.table["idle"] = rows
+
+    def estimates(self) -> None:
+        """What a chunk is said to take against what it took."""
+        known = Estimates(self.loaded, Budget(self.loaded))
+        width, model, rows = self.arguments.width, self.loaded.model, []
+        caches, start = model.make_caches(), 0
+        for context in (0, 2 * width, 8 * width):
+            while start < context:
+                self._chunk(caches, start, width)
+                start += width
+            mx.clear_cache()
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            begin = time.perf_counter()
+            self._chunk(caches, start, width)
+            seconds, start = time.perf_counter() - begin, start + width
+            grown = known.caches(context, width, chunk=width) - (known.caches(context, 0, chunk=1) if context else 0)
+            rows.append(
+                {
+                    "context": context,
+                    "chunk": width,
+                    "peak_bytes": mx.get_peak_memory() - before,
+                    "estimated_bytes": known.transient(width, context) + grown,
+                    "seconds": seconds,
+                }
+            )
+            print("estimate", rows[-1], flush=True)
+            self.table["estimates"] = rows
+        self.rate = width / rows[-1]["seconds"]
+
+    def _chunk(self, caches: list, start: int, width: int) -> None:
+        tokens = mx.zeros((1, width), mx.int32) + 5
+        self.loaded.model(tokens, caches, Rows.single(start), logits=None)
+        mx.eval([cache.state for cache in caches])
+
+    def pause(self) -> None:
+        rows = []
+        for blocks in (2, 8, 16):
+            tokens = blocks * self.arguments.width
+            if 4 * tokens / self.rate > self.left():
+                break
+            rows.append(
+                parking.pause_cost(self.loaded, self.folder / f"pause{blocks}", tokens, width=self.arguments.width)
+            )
+            print("pause", rows[-1], flush=True)
+            self.table["pause"] = [row.as_record() for row in rows]
+
+    def pressure(self) -> None:
+        width, answer = self.arguments.width, self.arguments.answer
+        # Prefills of all policies together take half of what is left; parts that follow need little.
+        total = 0.4 * self.left() * self.rate / len(POLICIES)
+        longest = int(min(self.arguments.longest, total * max(RATIO) / sum(RATIO)))
+        prompts = [max(4 * width, longest * part // max(RATIO)) for part in RATIO]
+        budget = Budget(self.loaded)
+        known = Estimates(self.loaded, budget)
+        each = [budget.cache_bytes(prompt + answer) for prompt in prompts]
+        # All three may begin, and once they are there they do not fit together; then another program takes some too.
+        room = int(3 * min(each) + 1.1 * known.prompt_step(prompts[0], width))
+        ballast = max(room // 10, int(1.02 * room) - 2 * max(each) - min(each) // 2)
+        mx.clear_cache()
+        used = parking.arrays_meter().read().live  # the weights
+        ceiling = int((used + room) / 0.95)
+        self.table |= {
+            "prompts": prompts,
+            "answer": answer,
+            "cache_bytes": each,
+            "ceiling_bytes": ceiling,
+            "ballast_bytes": ballast,
+            "used_bytes": used,
+        }
+        rows, answers = [], {}
+        for name in self.arguments.policies:
+            policy = POLICIES[name]
+            if rows and self.left() < 1.3 * rows[0]["seconds"]:
+                self.table["left_out"] = [*self.table.get("left_out", []), name]
+                continue
+            result, events = parking.under_pressure(
+                self.loaded,
+                self.folder / name,
+                prompts,
+                answer,
+                width=width,
+                ceiling_bytes=None if policy is None else ceiling,
+                policy=policy,
+                ballast_bytes=ballast,
+            )
+            answers = answers or result.tokens
+            same = {id: _agreement(tokens, answers[id]) for id, tokens in result.tokens.items()}
+            rows.append({"run": name, **result.as_record(), "same_tokens_as_without_a_ceiling": same})
+            rows[-1]["story"] = [
+                (round(event.time, 3), event.request, event.kind, event.done)
+                for event in events
+                if event.kind in ("parked", "paused", "resumed", "error", "finished")
+            ]
+            print("pressure", {k: v for k, v in rows[-1].items() if k != "story"}, flush=True)
+            self.table["pressure"] = rows
+            self.save()
+
+
+def _agreement(tokens: tuple[int, ...], others: tuple[int, ...]) -> int:
+    """Tokens until the two differ."""
+    return next((place for place, (a, b) in enumerate(zip(tokens, others, strict=False)) if a != b), len(tokens))
+
+
+def _model(arguments: argparse.Namespace) -> LoadedModel:
+    if not arguments.shape:
+        return labkit.load("tiny-hybrid")
+    made = synthetic(arguments.shape, layers=arguments.layers)
+    if arguments.graph == "adapter":
+        return made
+    return dataclasses.replace(made, model=Hybrid.from_module(made.module, made.config))
+
+
+if __name__ == "__main__":
+    main()
