@@ -4,7 +4,8 @@
     python -m recipes.measured.parking --out OUT --commit SHA --shape qwen3.6-35b-a3b --width 2048 --name h200  # a GPU
 
 Without `--shape` it is tiny-hybrid. Three prompts in the ratio 130 : 115 : 100 arrive half a second apart, as long as
-`--seconds` let them be; all may begin below the ceiling, and do not fit once they are there. The table is written after every part.
+`--seconds` let them be; all may begin below the ceiling, and do not fit once they are there. The table is written
+after every part.
 """
 
 from __future__ import annotations
