@@ -123,11 +123,9 @@ def test_shared_blocks_are_admitted_once(loaded):
 def test_what_never_fits_is_refused_with_the_numbers(loaded):
     model = loaded("llama")
     engine = paged(model, pool_bytes=5 * paged(model).paged.block_bytes)
-    with pytest.raises(
-        CapacityError, match="30 prompt tokens and 10 more need 10 blocks of 4 tokens, and the pool has 5"
-    ):
+    with pytest.raises(CapacityError, match="10 more need 10 blocks of 4 tokens, and the pool has 5") as caught:
         engine.submit(engine.request(prompt(0, 30), max_tokens=10))
-    record = pytest.raises(CapacityError, engine.submit, engine.request(prompt(0, 30), max_tokens=10)).value.record
+    record = caught.value.record
     assert (record["needed_blocks"], record["capacity_blocks"], record["retryable"]) == (10, 5, False)
     assert len(engine.generate(prompt(0, 9), max_tokens=12, ignore_eos=True).tokens) == 12
 
@@ -228,3 +226,25 @@ def test_the_parity_of_stores_and_pages(loaded, tmp_path):
     assert [answer for answer, _ in answers] == [answers[0][0]] * 3
     assert answers[0][1] == 0
     assert min(answers[1][1], answers[2][1]) >= 40
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shared", "most"),
+    [([608 + n for n in range(8)], 600, 1 / 4), ([1500, *[20] * 7], 0, 1 / 2)],
+    ids=["eight with a long prefix", "very unequal lengths"],
+)
+def test_an_engine_holds_less(loaded, lengths, shared, most):
+    """The most bytes of keys and values at any step, of the same requests in both kinds of engine."""
+    model, held = loaded("llama"), {}
+    for name, options in {"contiguous": {}, "paged": {"kv": "paged", "block_tokens": 16}}.items():
+        engine = labkit.Engine(model, prefill_chunk=128, **options)
+        for n, length in enumerate(lengths):
+            tokens = (*prompt(0, shared), *prompt(n + 1, length - shared))
+            engine.submit(engine.request(tokens, max_tokens=12, ignore_eos=True))
+        held[name] = 0
+        while not engine.idle:
+            engine.step()
+            now = engine._executor.cache_bytes if engine.paged is None else engine.paged.nbytes
+            held[name] = max(held[name], now)
+        assert max(len(record.rows) for record in engine.log) == 8
+    assert held["paged"] <= most * held["contiguous"], f"{held['paged'] / held['contiguous']:.3f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from labkit.caches import Contiguous, Paged, Pages
 from labkit.kernels import simulator
 from labkit.kernels.attention import (
     DECODE,
@@ -124,3 +125,34 @@ def test_what_does_not_fit_is_refused():
         paged_decode_attention(queries, *pool, tail, table.astype(mx.uint32), last, scale=1.0)
     with pytest.raises(ValueError, match="a tail of"):
         paged_decode_attention(queries, *pool, tail._replace(keys=tail.keys[:1]), table, last, scale=1.0)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("tail", [16, 256])
+def test_a_paged_cache_on_the_device_attends_as_a_plain_one(tail):
+    """Prompts, 40 steps through full tails, a row that leaves: bf16, heads of 256, against MLX's attention in fp32."""
+    rows, heads, width, pages = [], 16, 256, Pages(400, 16, tail_tokens=tail)
+    for length in (300, 37, 1000):
+        serial = Contiguous(), Paged(pages)
+        prompt = tuple(mx.random.normal((1, KV, length, width), dtype=mx.bfloat16) for _ in "kv")
+        for cache in serial:
+            cache.update_and_fetch(*prompt)
+        rows.append(serial)
+    plain, paged = (type(caches[0]).merge(caches) for caches in zip(*rows, strict=True))
+    for step in range(40):
+        if step == 20:
+            for cache in (plain, paged):
+                cache.filter([2, 1])
+        count = plain.batch_size
+        token = tuple(mx.random.normal((count, KV, 1, width), dtype=mx.bfloat16) for _ in "kv")
+        queries = mx.random.normal((count, heads, 1, width), dtype=mx.bfloat16)
+        paged.append(*token)
+        keys, values = plain.update_and_fetch(*token)
+        got = paged.attend(queries, scale=width**-0.5).astype(mx.float32)
+        mask = mx.arange(keys.shape[2]) >= plain.left_padding[:, None, None, None]
+        with mx.stream(mx.cpu):
+            want = mx.fast.scaled_dot_product_attention(
+                *(x.astype(mx.float32) for x in (queries, keys, values)), scale=width**-0.5, mask=mask
+            )
+            assert mx.abs(got - want).max().item() < 2e-2
+    assert pages.pool.faults() == []
