@@ -7,14 +7,23 @@ from typing import Any
 
 from labkit.report import style
 
+COLOURS = {
+    "system": style.BLUE,
+    "tools": style.ORANGE,
+    "user": style.GREEN,
+    "assistant": style.PINK,
+    "generation prompt": style.GREY,
+}
 
-def chains(prompts: Mapping[str, Any], width: int, title: str) -> Any:
+
+def chains(prompts: Mapping[str, Any], width: int, title: str, *, against_first: bool = False) -> Any:
     """One strip a prompt: its segments in colour, its blocks below, dark where the prompt above has the same block.
 
     Args:
         prompts: name -> something with `tokens` and `segments`.
         width: tokens of a block.
         title: the picture's title.
+        against_first: compare with the first prompt, not with the one above.
 
     Returns:
         The matplotlib figure.
@@ -23,7 +32,7 @@ def chains(prompts: Mapping[str, Any], width: int, title: str) -> Any:
 
     figure, axes = plt.subplots(figsize=(7.2, 0.72 * len(prompts) + 1.3))
     sources = list(dict.fromkeys(_label(s) for prompt in prompts.values() for s in prompt.segments))
-    colours = {name: style.COLOURS[index % len(style.COLOURS)] for index, name in enumerate(sources)}
+    colours = {name: COLOURS.get(name, style.SKY) for name in sources}
     above: Sequence[int] = ()
     for row, prompt in enumerate(prompts.values()):
         for segment in prompt.segments:
@@ -35,11 +44,12 @@ def chains(prompts: Mapping[str, Any], width: int, title: str) -> Any:
             axes.add_patch(
                 plt.Rectangle((start + 0.5, row + 0.1), width - 1, 0.16, facecolor=colour, edgecolor="black", lw=0.8)
             )
-        above = prompt.tokens
+        if row == 0 or not against_first:
+            above = prompt.tokens
     axes.set_yticks(range(len(prompts)), prompts)
     axes.set_ylim(len(prompts) - 0.4, -0.6)
     axes.set_xlim(0, max(len(prompt.tokens) for prompt in prompts.values()) + 1)
-    axes.set_xlabel(f"token; blocks of {width}, black: as in the prompt above")
+    axes.set_xlabel(f"token; blocks of {width}, black: as in the {'first prompt' if against_first else 'prompt above'}")
     axes.set_title(title)
     axes.grid(False)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
