@@ -75,6 +75,14 @@ class Admission:
         free = capacity.capacity_bytes - capacity.weights_bytes - self.reserved()
         return len(live) < self.max_rows and self.projected([*live, total]) <= free
 
+    def idle_bytes(self) -> int:
+        """Bytes in use that rows may take without any becoming more."""
+        return 0
+
+    def promises(self, total: int, tokens: Sequence[int]) -> bool:
+        """Whether what rows are promised beforehand, whatever memory is free, suffices for one more."""
+        return True
+
     def verdict(self, request: Request, live: Sequence[int]) -> Verdict:
         """What `check` and `fits_now` say, in a word."""
         try:

@@ -142,6 +142,12 @@ class PagedAdmission(Admission):
     def _bytes(self, tokens: int) -> int:
         return self._kv.blocks_needed(tokens) * self._kv.block_bytes + self._kv.row_bytes
 
+    def idle_bytes(self) -> int:
+        return self._kv.snapshot()["idle"]
+
+    def promises(self, total: int, tokens: Sequence[int]) -> bool:
+        return self._kv.fits(total, tokens)
+
     def fits_now(self, total: int, live: Sequence[int], tokens: Sequence[int] = ()) -> bool:
         """Whether a request of `total` tokens may start: prompts that begin like a live one's need fewer blocks."""
         return len(live) < self.max_rows and self._kv.fits(total, tokens)

@@ -172,6 +172,8 @@ class Run:
         total = 0.4 * self.left() * self.rate / len(POLICIES)
         longest = int(min(self.arguments.longest, total * max(RATIO) / sum(RATIO)))
         prompts = [max(4 * width, longest * part // max(RATIO)) for part in RATIO]
+        # The first must still be answering when the last is computed.
+        answer = max(answer, 2 * sum(prompt // width + 1 for prompt in prompts[1:]))
         budget = Budget(self.loaded)
         known = Estimates(self.loaded, budget)
         each = [budget.cache_bytes(prompt + answer) for prompt in prompts]

@@ -94,14 +94,18 @@ class MemoryGuard:
 
         Args:
             force: measure now, whatever the interval: after something was freed.
-            ahead: bytes that the next step takes at a stroke. They count towards the hard line, not the ceiling.
+            ahead: bytes that the next step takes at a stroke; below 0, what it finds free in arrays that are there.
+                They count towards the hard line, not the ceiling.
         """
         if not force:
             now = self.clock.now()
-            if not ahead and self._polled is not None and now - self._polled < self.interval:
+            counts = self._polled is None or now - self._polled >= self.interval
+            if counts:
+                self._polled = now
+                self.polls += 1
+            elif ahead <= 0:
                 return self.level
-            self._polled = now
-            self.polls += 1
+            force = not counts
         self._reading = self.meter.read()
         if self._reading.pool and self._reading.used >= self.lines.soft * self.ceiling_bytes:
             self.reclaim()

@@ -94,14 +94,17 @@ class EngineHands:
         held = together(now)
         beside = lambda lengths: together([*lengths, head.total]) - held + step
         step = self._estimates.prompt_step(len(head.known), self._chunk)
+        free = self._guard.free_bytes() + self._admission.idle_bytes()
         return Room(
-            free=self._guard.free_bytes(),
+            free=free if self._admission.promises(head.total, head.known) else 0,
             nothing=beside(now),
             prompts=beside([max(session.fed, session.to_prefill) for session in live]),
             answers=beside([session.total for session in live]),
         )
 
     def ahead(self) -> int:
+        if not self._admission.rectangle:
+            return -self._admission.idle_bytes()
         joining = self._executor.lanes.joining()
         if not joining:
             return 0
@@ -141,6 +144,8 @@ class EngineHands:
         session.forget_sampler()
         self.costs.pauses += 1
         self.costs.moved_bytes += row.nbytes
+        for cache in row.caches:
+            cache.release()
         self.costs.pause_seconds += time.perf_counter() - begin
         self._tell([(session, session.aside("paused", session.fed))])
         return "stored"

@@ -18,7 +18,8 @@ class Hands(Protocol):
         ...
 
     def ahead(self) -> int:
-        """Bytes that the next step takes at a stroke, because rows join others in one rectangle."""
+        """Bytes that the next step takes at a stroke, because rows join others in one rectangle; below 0, what lies
+        idle in arrays of blocks."""
         ...
 
     def room(self, id: str) -> Room:

@@ -245,3 +245,25 @@ def test_events_and_log_tell_of_it_as_plain_data(rig, hybrid):
     operations = [operation[0] for record in run.engine.log for operation in record.operations]
     assert operations[:5] == ["new", "park", "restore", "pause", "resume"]
     assert [record.leaves for record in run.engine.log if record.leaves] == [("r",)], "putting aside is no leaving"
+
+
+def test_rows_in_pages_pause_and_come_back_with_the_same_tokens(rig, hybrid):
+    """Their blocks go back to the pool, and what is stored is what a row without pages would store."""
+    requests = [ask("long", 45, 20), ask("short", 20, 24, start=3, seed=5, temperature=0.8)]
+    plain = rig(hybrid, kv="paged", block_tokens=GRID)
+    for one in requests:
+        plain.engine.submit(one)
+    plain.all()
+    run = rig(hybrid, 10_000_000, policy=EAGER, kv="paged", block_tokens=GRID, pool_bytes=2_000_000)
+    for one in requests:
+        run.engine.submit(one)
+    run.until(lambda run: len(run.tokens("long")) >= 5 and len(run.tokens("short")) >= 5)
+    press(run)
+    run.until(lambda run: len(run.kinds("paused")) == 2, limit=6)
+    assert run.engine._executor.cache_bytes == 0
+    assert run.engine.paged.used == 0
+    calm(run)
+    run.all()
+    assert run.reasons() == {"long": "length", "short": "length"}
+    for id in ("long", "short"):
+        assert run.tokens(id) == plain.tokens(id)
