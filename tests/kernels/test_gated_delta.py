@@ -27,6 +27,7 @@ from labkit.kernels.gated_delta.bench import in_float64
 from labkit.kernels.gated_delta.gates import layer_inputs
 from labkit.kernels.gated_delta.gates import scan_inputs as random_scan_inputs
 from labkit.kernels.gated_delta.recurrence import SCAN, scan_call
+from labkit.kernels.gated_delta.shapes import RuleInputs
 
 TEXTS = ["simulator", "reference", "native"]
 
@@ -333,7 +334,7 @@ def test_verification_of_a_draft_is_steps_one_by_one(target):
 
 @pytest.mark.parametrize("barrier", [0, 1])
 def test_a_barrier_missing_from_the_scan_is_found(barrier):
-    call = scan_call(*random_scan_inputs(1, 40, 1, 1, 128, 32, mx.float32))
+    call = scan_call(RuleInputs.checked(*random_scan_inputs(1, 40, 1, 1, 128, 32, mx.float32)))
     word = "threadgroup_barrier(mem_flags::mem_threadgroup);"
     parts = SCAN.text.source.split(word)
     assert len(parts) == 3

@@ -10,7 +10,7 @@ from labkit.kernels.gated_delta.chunks import PREPARE, prepare_call
 from labkit.kernels.gated_delta.counts import DeltaCounts
 from labkit.kernels.gated_delta.gates import scan_inputs
 from labkit.kernels.gated_delta.recurrence import SCAN, SCAN_BLOCKED, scan_blocked_call, scan_call
-from labkit.kernels.gated_delta.shapes import check_scan_inputs
+from labkit.kernels.gated_delta.shapes import RuleInputs
 
 SIZES = (1, 37, 1, 2, 32, 32)
 COUNTS = DeltaCounts(*SIZES[1:], itemsize=4)
@@ -22,27 +22,26 @@ def _bytes(kernel, call) -> dict[tuple[str, str], int]:
 
 
 @pytest.fixture(scope="module")
-def inputs() -> list[mx.array]:
+def inputs() -> RuleInputs:
     mx.random.seed(0)
-    return scan_inputs(*SIZES, mx.float32)
+    return RuleInputs.checked(*scan_inputs(*SIZES, mx.float32))
 
 
 def test_the_scan_moves_the_state_twice(inputs) -> None:
-    moved = _bytes(SCAN, scan_call(*inputs))
+    moved = _bytes(SCAN, scan_call(inputs))
     assert moved["state", "read"] + moved["state_out", "write"] == COUNTS.scan_state_bytes
     assert ("state_out", "read") not in moved
 
 
 @pytest.mark.parametrize("tokens", [8, 32])
 def test_the_blocked_scan_moves_it_for_each_block(inputs, tokens: int) -> None:
-    moved = _bytes(SCAN_BLOCKED, scan_blocked_call(*inputs, tokens=tokens))
+    moved = _bytes(SCAN_BLOCKED, scan_blocked_call(inputs, tokens))
     state = sum(size for (memory, _), size in moved.items() if memory.startswith("state"))
     assert state == COUNTS.blocked_state_bytes(tokens)
 
 
 def test_the_chunked_form_hands_on_what_it_prepared(inputs) -> None:
-    shape, spans = check_scan_inputs(*inputs, None)
-    moved = _bytes(PREPARE, prepare_call(*inputs[:5], spans, shape))
+    moved = _bytes(PREPARE, prepare_call(inputs))
     assert sum(size for (_, way), size in moved.items() if way == "write") == COUNTS.prepared_bytes()
 
 

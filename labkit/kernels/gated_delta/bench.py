@@ -22,7 +22,7 @@ from labkit.kernels.gated_delta.gates import layer_inputs
 from labkit.kernels.gated_delta.gates import scan_inputs as random_scan_inputs
 from labkit.kernels.gated_delta.norm import gated_norm
 from labkit.kernels.gated_delta.recurrence import FAST, PACKED, PLAIN, Layout, scan, scan_blocked
-from labkit.kernels.gated_delta.shapes import check_scan_inputs
+from labkit.kernels.gated_delta.shapes import RuleInputs
 from labkit.kernels.gated_delta.step import decode_step
 
 HK, HV, DIM = 16, 32, 128
@@ -198,9 +198,7 @@ def in_float64(*inputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _prepare(length: int, predicted: float, count: int, rounds: int) -> dict:
-    q, k, v, log_decay, beta, state = _inputs(length)
-    shape, spans = check_scan_inputs(q, k, v, log_decay, beta, state, None)
-    call = prepare_mma_call(q, k, v, log_decay, beta, spans, shape, Tensor())
+    call = prepare_mma_call(RuleInputs.checked(*_inputs(length)), Tensor())
     row = chained(lambda last: [*last, PREPARE_MMA(**call)[3]], [], count, rounds)
     moved = length * (2 * HK + HV) * DIM * 2 + -(-length // 64) * HV * 57856
     return row | {"predicted_us": predicted, "floor_us": round(moved / COPY_RATE * 1e6, 1), "GB/s": _rate(moved, row)}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from labkit.kernels.gated_delta import chunk_reference
-from labkit.kernels.gated_delta.shapes import Shape, check_scan_inputs
+from labkit.kernels.gated_delta.shapes import RuleInputs
 from labkit.kernels.header import Header
 from labkit.kernels.launch import Kernel
 from labkit.kernels.targets import device_target
@@ -76,15 +76,14 @@ class Tensor(NamedTuple):
     split: bool = False
 
 
-def prepare_call(
-    q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, spans: mx.array, shape: Shape
-) -> dict:
+def prepare_call(rule: RuleInputs) -> dict:
     """The arguments of `PREPARE`: chunks of 32 tokens in fp32."""
+    shape = rule.shape
     heads, slots = shape.batch * shape.hv, -(-shape.length // PLAIN_CHUNK)
     chunks = (heads, slots, PLAIN_CHUNK)
     return {
-        "inputs": [q, k, v, log_decay, beta, spans, shape.length],
-        "template": [("T", q.dtype), *shape.template()],
+        "inputs": [*rule.tokens, rule.spans, shape.length],
+        "template": [("T", rule.q.dtype), *shape.template()],
         "grid": (slots * 128, heads, 1),
         "threadgroup": (128, 1, 1),
         "output_shapes": [
@@ -97,37 +96,26 @@ def prepare_call(
     }
 
 
-def scan_chunks_call(
-    q: mx.array, k: mx.array, prepared: list[mx.array], state: mx.array, spans: mx.array, shape: Shape
-) -> dict:
+def scan_chunks_call(rule: RuleInputs, prepared: list[mx.array]) -> dict:
     """The arguments of `SCAN_CHUNKS`."""
+    shape = rule.shape
     rows = 2 if shape.dk <= 128 else 1  # 128 registers hold the state of 16 columns, or of 8
     simdgroups = 2
     return {
-        "inputs": [q, k, *prepared, state, spans, shape.length],
-        "template": [("T", q.dtype), *shape.template(), ("ROWS", rows), ("SIMDGROUPS", simdgroups)],
+        "inputs": [rule.q, rule.k, *prepared, rule.state, rule.spans, shape.length],
+        "template": [("T", rule.q.dtype), *shape.template(), ("ROWS", rows), ("SIMDGROUPS", simdgroups)],
         "grid": (shape.dv // (8 * rows) * 32, shape.batch * shape.hv, 1),
         "threadgroup": (32 * simdgroups, 1, 1),
-        "output_shapes": [(shape.batch, shape.length, shape.hv, shape.dv), state.shape],
-        "output_dtypes": [q.dtype, mx.float32],
+        **rule.results(),
     }
 
 
-def prepare_mma_call(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    log_decay: mx.array,
-    beta: mx.array,
-    spans: mx.array,
-    shape: Shape,
-    how: Tensor,
-) -> dict:
+def prepare_mma_call(rule: RuleInputs, how: Tensor) -> dict:
     """The arguments of `PREPARE_MMA`: chunks in the order of tensor-core fragments."""
-    chunk, parts = how.chunk, 2 if how.split else 1
+    shape, chunk, parts = rule.shape, how.chunk, 2 if how.split else 1
     slots, heads = -(-shape.length // chunk), shape.batch * shape.hv
     return {
-        "inputs": [q, k, v, log_decay, beta, spans, shape.length],
+        "inputs": [*rule.tokens, rule.spans, shape.length],
         "template": [("HK", shape.hk), ("HV", shape.hv), ("CHUNK", chunk), ("SPLIT", how.split)],
         "grid": (slots * chunk * 2, heads, 1),
         "threadgroup": (chunk * 2, 1, 1),
@@ -141,24 +129,22 @@ def prepare_mma_call(
     }
 
 
-def scan_mma_call(
-    q: mx.array, k: mx.array, prepared: list[mx.array], state: mx.array, spans: mx.array, shape: Shape, how: Tensor
-) -> dict:
+def scan_mma_call(rule: RuleInputs, prepared: list[mx.array], how: Tensor) -> dict:
     """The arguments of `SCAN_MMA`."""
+    shape = rule.shape
     template = [("CHUNK", how.chunk), ("SIMDGROUPS", how.simdgroups), ("SPLIT", how.split)]
     return {
-        "inputs": [q, k, *prepared, state, spans, shape.length],
+        "inputs": [rule.q, rule.k, *prepared, rule.state, rule.spans, shape.length],
         "template": [("HK", shape.hk), ("HV", shape.hv), *template],
         "grid": (8 * 32, shape.batch * shape.hv, 1),
         "threadgroup": (how.simdgroups * 32, 1, 1),
-        "output_shapes": [(shape.batch, shape.length, shape.hv, shape.dv), state.shape],
-        "output_dtypes": [q.dtype, mx.float32],
+        **rule.results(),
     }
 
 
-def takes_tensor_cores(shape: Shape, dtype: mx.Dtype) -> bool:
+def takes_tensor_cores(rule: RuleInputs) -> bool:
     """Whether the tensor-core kernels take such heads."""
-    return (shape.dk, shape.dv) == (128, 128) and dtype == mx.bfloat16
+    return (rule.shape.dk, rule.shape.dv) == (128, 128) and rule.q.dtype == mx.bfloat16
 
 
 def chunked(
@@ -195,16 +181,23 @@ def chunked(
     Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule (arXiv 2406.06484) and Gated Delta
     Networks (arXiv 2412.06464); flash-linear-attention's gated_delta_rule has the same two parts.
     """
-    shape, spans = check_scan_inputs(q, k, v, log_decay, beta, state, spans)
+    rule = RuleInputs.checked(q, k, v, log_decay, beta, state, spans)
     if tensor is None:
-        tensor = device_target() == "cuda" and takes_tensor_cores(shape, q.dtype)
-    if not tensor:
+        tensor = device_target() == "cuda" and takes_tensor_cores(rule)
+    return run_chunked(rule, Tensor() if tensor is True else tensor or None, target)
+
+
+def run_chunked(rule: RuleInputs, tensor: Tensor | None, target: str | None = None) -> tuple[mx.array, mx.array]:
+    """`chunked` of inputs that were checked, by tensor cores or, without a way for these, in fp32."""
+    shape = rule.shape
+    if tensor is None:
         if shape.dk > 192:
             raise ValueError(f"the chunked form takes keys of up to 192 dimensions, not {shape.dk}; take scan")
-        prepared = PREPARE(**prepare_call(q, k, v, log_decay, beta, spans, shape), target=target)
-        return tuple(SCAN_CHUNKS(**scan_chunks_call(q, k, prepared, state, spans, shape), target=target))
-    if not takes_tensor_cores(shape, q.dtype):
-        raise ValueError(f"tensor cores take bfloat16 heads of 128 x 128, not {q.dtype} of {shape.dk} x {shape.dv}")
-    how = Tensor() if tensor is True else tensor
-    prepared = PREPARE_MMA(**prepare_mma_call(q, k, v, log_decay, beta, spans, shape, how), target=target)
-    return tuple(SCAN_MMA(**scan_mma_call(q, k, prepared, state, spans, shape, how), target=target))
+        prepared = PREPARE(**prepare_call(rule), target=target)
+        return tuple(SCAN_CHUNKS(**scan_chunks_call(rule, prepared), target=target))
+    if not takes_tensor_cores(rule):
+        raise ValueError(
+            f"tensor cores take bfloat16 heads of 128 x 128, not {rule.q.dtype} of {shape.dk} x {shape.dv}"
+        )
+    prepared = PREPARE_MMA(**prepare_mma_call(rule, tensor), target=target)
+    return tuple(SCAN_MMA(**scan_mma_call(rule, prepared, tensor), target=target))

@@ -21,7 +21,7 @@ from labkit.kernels.gated_delta.chunks import (
 from labkit.kernels.gated_delta.conv import CONV, conv_call
 from labkit.kernels.gated_delta.norm import GATED_NORM, gated_norm_call
 from labkit.kernels.gated_delta.recurrence import SCAN, SCAN_BLOCKED, Layout, scan_blocked_call, scan_call
-from labkit.kernels.gated_delta.shapes import check_scan_inputs
+from labkit.kernels.gated_delta.shapes import RuleInputs
 from labkit.kernels.gated_delta.step import STEP, step_call
 from labkit.kernels.registry import Bench, Case, Entry, Tolerance
 from labkit.kernels.signature import Launch
@@ -35,14 +35,6 @@ def scan_inputs(batch: int, length: int, hk: int, hv: int, dk: int, dv: int, dty
     beta = mx.random.uniform(0, 1, (batch, length, hv))
     state = mx.random.normal((batch, hv, dv, dk)) * dk**-0.5
     return [(q * dk**-0.5).astype(dtype), k.astype(dtype), v.astype(dtype), log_decay, beta, state]
-
-
-def _scan(sizes: tuple[int, ...], layout: Layout | None = None, spans: list | None = None):
-    def make(dtype: mx.Dtype) -> Launch:
-        given = None if spans is None else mx.array(spans, dtype=mx.int32)
-        return SCAN.launch(**scan_call(*scan_inputs(*sizes, dtype), given, layout=layout))
-
-    return make
 
 
 def layer_inputs(batch: int, length: int, hk: int, hv: int, dk: int, dv: int, dtype: mx.Dtype) -> dict[str, mx.array]:
@@ -67,9 +59,13 @@ def _spans(spans: list | None) -> mx.array | None:
     return None if spans is None else mx.array(spans, dtype=mx.int32)
 
 
+def _rule(sizes: tuple[int, ...], dtype: mx.Dtype, spans: list | None = None) -> RuleInputs:
+    return RuleInputs.checked(*scan_inputs(*sizes, dtype), _spans(spans))
+
+
 def _scan(sizes: tuple[int, ...], layout: Layout | None = None, spans: list | None = None):
     def make(dtype: mx.Dtype) -> Launch:
-        return SCAN.launch(**scan_call(*scan_inputs(*sizes, dtype), _spans(spans), layout=layout))
+        return SCAN.launch(**scan_call(_rule(sizes, dtype, spans), layout))
 
     return make
 
@@ -92,7 +88,7 @@ def _bench_scan(length: int, baseline: Callable[[Launch], list[mx.array]] | None
 
 def _blocked(sizes: tuple[int, ...], spans: list | None = None):
     def make(dtype: mx.Dtype) -> Launch:
-        return SCAN_BLOCKED.launch(**scan_blocked_call(*scan_inputs(*sizes, dtype), _spans(spans), tokens=8))
+        return SCAN_BLOCKED.launch(**scan_blocked_call(_rule(sizes, dtype, spans), tokens=8))
 
     return make
 
@@ -145,16 +141,15 @@ def _chunk(sizes: tuple[int, ...], part: str, tensor: Tensor | None = None, span
     """The first or second launch of the chunked form; the second gets what the first one's reference gives."""
 
     def make(dtype: mx.Dtype) -> Launch:
-        *tokens, state = scan_inputs(*sizes, dtype)
-        shape, given = check_scan_inputs(*tokens, state, _spans(spans))
+        rule = _rule(sizes, dtype, spans)
         kernel = PREPARE_MMA if tensor else PREPARE
-        call = prepare_mma_call(*tokens, given, shape, tensor) if tensor else prepare_call(*tokens, given, shape)
+        call = prepare_mma_call(rule, tensor) if tensor else prepare_call(rule)
         if part == "prepare":
             return kernel.launch(**call)
         prepared = kernel(**call, target="reference")
         if tensor:
-            return SCAN_MMA.launch(**scan_mma_call(*tokens[:2], prepared, state, given, shape, tensor))
-        return SCAN_CHUNKS.launch(**scan_chunks_call(*tokens[:2], prepared, state, given, shape))
+            return SCAN_MMA.launch(**scan_mma_call(rule, prepared, tensor))
+        return SCAN_CHUNKS.launch(**scan_chunks_call(rule, prepared))
 
     return make
 

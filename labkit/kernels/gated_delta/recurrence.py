@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from labkit.kernels.gated_delta import native, reference
-from labkit.kernels.gated_delta.shapes import DELTA, Shape, check_scan_inputs
+from labkit.kernels.gated_delta.shapes import DELTA, RuleInputs, Shape
 from labkit.kernels.launch import Kernel
 
 SCAN = Kernel.from_file(
@@ -75,30 +75,16 @@ def scan_layout(shape: Shape) -> Layout:
     return FAST if FAST.fits(shape) else Layout(lanes=8, columns=1, simdgroups=4, tokens=8)
 
 
-def scan_call(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    log_decay: mx.array,
-    beta: mx.array,
-    state: mx.array,
-    spans: mx.array | None = None,
-    *,
-    layout: Layout | None = None,
-) -> dict:
-    """The arguments of `SCAN` for `scan`.
-
-    Raises:
-        ValueError: shapes or dtypes that do not fit.
-    """
-    shape, spans = check_scan_inputs(q, k, v, log_decay, beta, state, spans)
+def scan_call(rule: RuleInputs, layout: Layout | None = None) -> dict:
+    """The arguments of `SCAN` for `scan`. Raises ValueError for a layout that does not divide the heads."""
+    shape = rule.shape
     layout = layout or scan_layout(shape)
     if not layout.fits(shape):
         raise ValueError(f"{layout} does not divide heads of {shape.dk} x {shape.dv}")
     return {
-        "inputs": [q, k, v, log_decay, beta, state, spans, shape.length],
+        "inputs": [*rule.tokens, rule.state, rule.spans, shape.length],
         "template": [
-            ("T", q.dtype),
+            ("T", rule.q.dtype),
             *shape.template(),
             ("LANES", layout.lanes),
             ("COLS", layout.columns),
@@ -107,36 +93,20 @@ def scan_call(
         ],
         "grid": (shape.dv // layout.width * 32 * layout.simdgroups, shape.batch * shape.hv, 1),
         "threadgroup": (32 * layout.simdgroups, 1, 1),
-        "output_shapes": [v.shape, state.shape],
-        "output_dtypes": [q.dtype, mx.float32],
+        **rule.results(),
     }
 
 
-def scan_blocked_call(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    log_decay: mx.array,
-    beta: mx.array,
-    state: mx.array,
-    spans: mx.array | None = None,
-    *,
-    tokens: int = 32,
-) -> dict:
-    """The arguments of `SCAN_BLOCKED`, the baseline that keeps the state in device memory between blocks of `tokens`.
-
-    Raises:
-        ValueError: shapes or dtypes that do not fit.
-    """
-    shape, spans = check_scan_inputs(q, k, v, log_decay, beta, state, spans)
+def scan_blocked_call(rule: RuleInputs, tokens: int = 32) -> dict:
+    """The arguments of `SCAN_BLOCKED`: the state lies in device memory between blocks of `tokens`."""
+    shape = rule.shape
     width = 32 if shape.dk <= 192 else 16  # columns whose state fits into threadgroup memory
     return {
-        "inputs": [q, k, v, log_decay, beta, state, spans, shape.length],
-        "template": [("T", q.dtype), *shape.template(), ("WIDTH", width), ("THREADS", 128), ("TOKENS", tokens)],
+        "inputs": [*rule.tokens, rule.state, rule.spans, shape.length],
+        "template": [("T", rule.q.dtype), *shape.template(), ("WIDTH", width), ("THREADS", 128), ("TOKENS", tokens)],
         "grid": (shape.dv // width * 128, shape.batch * shape.hv, 1),
         "threadgroup": (128, 1, 1),
-        "output_shapes": [v.shape, state.shape],
-        "output_dtypes": [q.dtype, mx.float32],
+        **rule.results(),
     }
 
 
@@ -157,8 +127,8 @@ def scan_blocked(
     It moves the state twice for each `tokens` tokens: at 2,048 tokens and 32 heads of 128 x 128, 256 MiB. Arguments,
     results and errors are those of `scan`.
     """
-    call = scan_blocked_call(q, k, v, log_decay, beta, state, spans, tokens=tokens)
-    return tuple(SCAN_BLOCKED(**call, target=target))
+    rule = RuleInputs.checked(q, k, v, log_decay, beta, state, spans)
+    return tuple(SCAN_BLOCKED(**scan_blocked_call(rule, tokens), target=target))
 
 
 def scan(
@@ -196,5 +166,9 @@ def scan(
 
     Source: Yang, Kautz and Hatamizadeh, Gated Delta Networks (arXiv 2412.06464), section 3.
     """
-    call = scan_call(q, k, v, log_decay, beta, state, spans, layout=layout)
-    return tuple(SCAN(**call, target=target))
+    return run_scan(RuleInputs.checked(q, k, v, log_decay, beta, state, spans), layout, target)
+
+
+def run_scan(rule: RuleInputs, layout: Layout | None = None, target: str | None = None) -> tuple[mx.array, mx.array]:
+    """`scan` of inputs that were checked."""
+    return tuple(SCAN(**scan_call(rule, layout), target=target))

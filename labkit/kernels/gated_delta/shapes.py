@@ -68,23 +68,47 @@ def check_activations(dtype: mx.Dtype) -> None:
         raise ValueError(f"activations are float32, float16 or bfloat16, not {dtype}")
 
 
-def check_scan_inputs(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    log_decay: mx.array,
-    beta: mx.array,
-    state: mx.array,
-    spans: mx.array | None,
-) -> tuple[Shape, mx.array]:
-    """The sizes and spans of a scan's inputs. Raises ValueError if they do not fit together."""
-    if q.ndim != 4 or v.ndim != 4:
-        raise ValueError(f"q and v are [B, T, heads, dimensions], not {q.shape} and {v.shape}")
-    shape = Shape(q.shape[0], q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3])
-    check_activations(q.dtype)
-    expect("k", k, q.shape, q.dtype)
-    expect("v", v, (shape.batch, shape.length, shape.hv, shape.dv), q.dtype)
-    expect("log_decay", log_decay, (shape.batch, shape.length, shape.hv), mx.float32)
-    expect("beta", beta, (shape.batch, shape.length, shape.hv), mx.float32)
-    expect("state", state, (shape.batch, shape.hv, shape.dv, shape.dk), mx.float32)
-    return shape, check_spans(spans, shape.batch, shape.length)
+@dataclass(frozen=True)
+class RuleInputs:
+    """What the gated delta rule takes, checked: see `scan` for shapes and dtypes. `shape` holds the sizes."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    log_decay: mx.array
+    beta: mx.array
+    state: mx.array
+    spans: mx.array
+    shape: Shape
+
+    @classmethod
+    def checked(
+        cls,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        log_decay: mx.array,
+        beta: mx.array,
+        state: mx.array,
+        spans: mx.array | None = None,
+    ) -> RuleInputs:
+        """Inputs that fit together; without spans all tokens count. Raises ValueError for others."""
+        if q.ndim != 4 or v.ndim != 4:
+            raise ValueError(f"q and v are [B, T, heads, dimensions], not {q.shape} and {v.shape}")
+        shape = Shape(q.shape[0], q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3])
+        check_activations(q.dtype)
+        expect("k", k, q.shape, q.dtype)
+        expect("v", v, (shape.batch, shape.length, shape.hv, shape.dv), q.dtype)
+        expect("log_decay", log_decay, (shape.batch, shape.length, shape.hv), mx.float32)
+        expect("beta", beta, (shape.batch, shape.length, shape.hv), mx.float32)
+        expect("state", state, (shape.batch, shape.hv, shape.dv, shape.dk), mx.float32)
+        return cls(q, k, v, log_decay, beta, state, check_spans(spans, shape.batch, shape.length), shape)
+
+    @property
+    def tokens(self) -> list[mx.array]:
+        """[q, k, v, log_decay, beta]."""
+        return [self.q, self.k, self.v, self.log_decay, self.beta]
+
+    def results(self) -> dict:
+        """The part of a launch's arguments that says what comes out: y like v, the state like the state."""
+        return {"output_shapes": [self.v.shape, self.state.shape], "output_dtypes": [self.q.dtype, mx.float32]}

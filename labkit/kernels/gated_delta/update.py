@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from labkit.kernels.gated_delta.chunks import Tensor, chunked, takes_tensor_cores
-from labkit.kernels.gated_delta.recurrence import scan
-from labkit.kernels.gated_delta.shapes import check_scan_inputs
+from labkit.kernels.gated_delta.chunks import Tensor, run_chunked, takes_tensor_cores
+from labkit.kernels.gated_delta.recurrence import run_scan
+from labkit.kernels.gated_delta.shapes import RuleInputs
 from labkit.kernels.targets import device_target
 
 CHUNKED_FROM = 128
@@ -43,8 +43,8 @@ def gated_delta_update(
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
-    shape, spans = check_scan_inputs(q, k, v, log_decay, beta, state, spans)
-    tensor_cores = (target or device_target()) == "cuda" and takes_tensor_cores(shape, q.dtype)
-    if tensor_cores and shape.length >= CHUNKED_FROM and not invariant:
-        return chunked(q, k, v, log_decay, beta, state, spans, tensor=Tensor(split=True), target=target)
-    return scan(q, k, v, log_decay, beta, state, spans, target=target)
+    rule = RuleInputs.checked(q, k, v, log_decay, beta, state, spans)
+    tensor_cores = (target or device_target()) == "cuda" and takes_tensor_cores(rule)
+    if tensor_cores and rule.shape.length >= CHUNKED_FROM and not invariant:
+        return run_chunked(rule, Tensor(split=True), target)
+    return run_scan(rule, target=target)
