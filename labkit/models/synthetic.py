@@ -18,13 +18,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
 from labkit import devices, resources
 from labkit.models import files
 from labkit.models.adapter import Adapter
+from labkit.models.contract import Model
 from labkit.models.files import LoadError
 from labkit.models.loading import LoadedModel, _read_tokenizer
 from labkit.models.tokenizer import Tokenizer
@@ -61,6 +62,7 @@ def synthetic(
     skew: float = 0.0,
     seed: int = 0,
     dtype: mx.Dtype | None = None,
+    graph: Literal["adapter", "specialised", "native"] = "adapter",
     **sizes: Any,
 ) -> SyntheticModel:
     """A model of a real shape with random weights, built on the device one layer at a time.
@@ -74,10 +76,13 @@ def synthetic(
             busiest tenth of the experts gets about a third of all choices (`expert_loads` measures it).
         seed: of everything drawn; MLX's global random state is left as it was.
         dtype: of floating weights and activations. Default: float32 on a CPU, bfloat16 on a GPU.
+        graph: who computes: mlx-lm's module behind the adapter, or labkit's own graphs, which share with the module
+            whatever they need not lay out anew.
         sizes: other entries of the text config, such as num_experts=16.
 
     Raises:
-        LoadError: no such shape, sizes that do not fit together, or weights that do not fit this device.
+        LoadError: no such shape, a graph that does not cover it, sizes that do not fit together, or weights that do
+            not fit this device.
     """
     name, config = read_shape(shape)
     config = _with_sizes(config, layers, bits, sizes)
@@ -93,8 +98,8 @@ def synthetic(
         _draw(module, skew, seed)
     module.eval()
     identity = json.dumps([config, str(dtype), skew, seed], sort_keys=True)
-    tokenizer = _tokenizer(config)
-    return SyntheticModel(Adapter(module, config), tokenizer, config, Path(name), name, size, module, identity)
+    model = _graph(module, config, graph)
+    return SyntheticModel(model, _tokenizer(config), config, Path(name), name, size, module, identity)
 
 
 def read_shape(shape: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -282,6 +287,18 @@ def _row_lengths(path: str, rows: tuple[int, ...], skew: float, key: mx.array) -
     if not skew or not path.endswith(_ROUTER[0]):
         return mx.ones((*rows, 1))
     return mx.exp(skew * mx.random.normal((*rows, 1), key=key))
+
+
+def _graph(module: Any, config: dict[str, Any], graph: str) -> Model:
+    if graph == "adapter":
+        return Adapter(module, config)
+    if graph == "specialised":
+        from labkit.models.hybrid import Hybrid
+
+        return Hybrid.from_module(module, config)
+    from labkit.models.hybrid.native import NativeHybrid
+
+    return NativeHybrid.from_module(module, config)
 
 
 def _stored(module: Any) -> int:

@@ -310,6 +310,19 @@ def test_decode_grows_with_keys_and_values_alone(costs):
         decode_curve(costs, LENGTHS[:2], seconds[:2])
 
 
+def test_caches_grow_by_the_counted_bytes_a_token(small):
+    sides = sides_for(small.module, small.model, ["mlx-lm"])
+    own = model_costs.of(small.config, dtype="float32")
+    records = measure(sides, small.model, Plan.of([], [256, 1024], rounds=1, steps=1, warm_up=0))
+    for side in sides:
+        short, long = (record["sides"][side.name]["cache_bytes"] for record in records)
+        assert long - short == own.kv_bytes(1024 - 256)
+        assert short >= own.kv_bytes(256) + own.state_bytes
+    columns, rows = table.byte_rows(records, own)
+    assert [row[0] for row in rows] == ["256", "1K"]
+    assert all(len(row) == len(columns) for row in rows)
+
+
 def test_tables_name_what_is_missing_and_what_was_one_round(small):
     sides = [Clock("ours", 1e-3), Clock("theirs", 50.0), Clock("broken", ValueError("no"))]
     records = measure(sides, small.model, Plan.of([], [1024, 16], rounds=2))

@@ -187,6 +187,9 @@ def _rendered(subject: Subject, records: list, fitted: dict, machine: Any) -> li
         columns, rows = table.rows(records, kind)
         if rows:
             shown.append(console.table(f"{kind}: {where}; floor predicted", columns, rows))
+    columns, rows = table.byte_rows(records, subject.costs)
+    if rows:
+        shown.append(console.table("Caches of one row", columns, rows))
     if fitted:
         columns = ["", "side", "what grows", "share at the longest", "work a second", "largest miss", "growth"]
         shown.append(console.table("Cost curves, fitted", columns, table.curve_rows(fitted)))

@@ -78,8 +78,10 @@ def open_subject(
     if graph not in GRAPHS:
         raise LoadError(f"graph is one of {', '.join(GRAPHS)}, not {graph!r}")
     if name in shapes() or _without_weights(Path(name).expanduser()):
-        made = synthetic(name, layers=layers, skew=skew, seed=seed, dtype=dtype, **sizes)
-        model = _graph_of(made.module, made.model, made.config, graph)
+        if graph == "auto":
+            graph = "adapter" if devices.this_device().kind == "cpu" else "specialised"
+        made = synthetic(name, layers=layers, skew=skew, seed=seed, dtype=dtype, graph=graph, **sizes)
+        model = made.model
         return Subject(name, _graph_name(model), model, made.module, made.config, made.fingerprint, made.weights_bytes)
     if layers is not None or skew or sizes:
         raise LoadError(
@@ -95,18 +97,6 @@ def open_subject(
 
 def _without_weights(folder: Path) -> bool:
     return (folder / "config.json").is_file() and not any(folder.glob("*.safetensors"))
-
-
-def _graph_of(module: Any, adapter: Model, config: dict[str, Any], graph: str) -> Model:
-    if graph == "auto":
-        graph = "adapter" if devices.this_device().kind == "cpu" else "specialised"
-    if graph == "adapter":
-        return adapter
-    if graph == "specialised":
-        return Hybrid.from_module(module, config)
-    from labkit.models.hybrid.native import NativeHybrid
-
-    return NativeHybrid(Hybrid.from_module(module, config).weights, config)
 
 
 def _graph_name(model: Model) -> str:

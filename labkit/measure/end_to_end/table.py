@@ -75,6 +75,20 @@ def curve_rows(fitted: Mapping[str, Mapping[str, Curve]]) -> list[list[Any]]:
     return result
 
 
+def byte_rows(records: Sequence[Mapping[str, Any]], costs: ModelCosts) -> tuple[list[str], list[list[Any]]]:
+    """(columns, rows): bytes of the caches at each context, counted and as every side holds them."""
+    records = sorted((r for r in records if r["kind"] == "decode"), key=lambda record: record["length"])
+    names = side_names(records)
+    columns = ["context", "counted: KV and state, MB", *(f"held by {name}, MB" for name in names)]
+    rows = []
+    for record in records:
+        counted = costs.kv_bytes(record["length"]) + costs.state_bytes
+        held = [record["sides"].get(name, {}).get("cache_bytes") for name in names]
+        shown = [f"{size / 1e6:,.2f}" if size else None for size in held]
+        rows.append([size_name(record["length"]), f"{counted / 1e6:,.2f}", *shown])
+    return columns, rows
+
+
 def _ratio(ratio: Mapping[str, Any] | None) -> str | None:
     if ratio is None:
         return None
