@@ -238,6 +238,11 @@ class Engine(Asking):
         """The numbers by which requests are admitted."""
         return self._admission.capacity
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the caches of all requests that hold some."""
+        return self._executor.cache_bytes
+
     def memory(self) -> dict[str, Any] | None:
         """Memory, requests by state and what pressure has cost so far, JSON data; None without a guard."""
         return None if self._parking is None else self._parking.status()

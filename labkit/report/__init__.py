@@ -4,6 +4,7 @@ style.py       one matplotlib look; SVG whose bytes repeat
 frames.py      a slider over prepared pictures that works in a static page, without a library or a network
 kernel_pictures.py  lanes on memory lines, counted traffic, columns cut into parts
 paged_pictures.py  a pool as a field of blocks, tables, waste over time
+pressure_pictures.py  who was where under memory pressure, and the bytes below the ceiling
 prefix_pictures.py  prompts as chains of blocks, boundaries that keep a state
 timeline.py    an engine's log as a schedule, drawn or as text
 widgets.py     the same as a live widget where a kernel listens

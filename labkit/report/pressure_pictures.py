@@ -1,0 +1,70 @@
+"""Pictures of requests under memory pressure: who was where, and the bytes below their ceiling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.report.style import BLUE, GREEN, GREY, ORANGE, RED, SKY
+
+PLACES = {
+    "waiting": ("waiting", "#dddddd"),
+    "prefill": ("prompt is computed", SKY),
+    "decode": ("answers", BLUE),
+    "parked": ("parked", ORANGE),
+    "paused": ("paused", GREEN),
+}
+
+
+def film(run: Any, title: str) -> Any:
+    """Requests as bars over the steps, above the bytes of caches and of others with the ceiling; returns the figure.
+
+    Args:
+        run: a `labkit.measure.pressure_film.Film`.
+    """
+    import matplotlib.pyplot as plt
+
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.2, 4.4), sharex=True, height_ratios=(1, 1.4))
+    for row in range(len(run.ids)):
+        for first, last, place in _stretches([places[row] for places in run.places]):
+            if place in PLACES:
+                above.barh(row, last - first, left=first, height=0.7, color=PLACES[place][1])
+    for step, id, kind in run.moves:
+        if kind == "aborted":
+            above.plot(step, run.ids.index(id), "x", color=RED, markersize=9, markeredgewidth=2.5, clip_on=False)
+    above.set_yticks(range(len(run.ids)), run.ids)
+    above.invert_yaxis()
+    above.grid(False)
+    above.set_title(title)
+    used = {place for places in run.places for place in places}
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for place, (_, colour) in PLACES.items() if place in used]
+    names = [name for place, (name, _) in PLACES.items() if place in used]
+    if any(kind == "aborted" for _, _, kind in run.moves):
+        handles.append(plt.Line2D([], [], color=RED, marker="x", linestyle="", markersize=8, markeredgewidth=2))
+        names.append("ended with an error")
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9)
+    steps = range(len(run.bytes))
+    mega = [value / 1e6 for value in run.bytes]
+    total = [(mine + other) / 1e6 for mine, other in zip(run.bytes, run.outside, strict=True)]
+    below.fill_between(steps, 0, mega, step="post", color=SKY, alpha=0.6, linewidth=0)
+    below.fill_between(steps, mega, total, step="post", color=GREY, alpha=0.35, linewidth=0)
+    below.axhline(run.ceiling_bytes / 1e6, color=RED, linewidth=1.4)
+    below.axhline(run.hard_bytes / 1e6, color=ORANGE, linewidth=1.2, linestyle="--")
+    below.text(0, run.ceiling_bytes / 1e6, " ceiling", color=RED, va="bottom", fontsize=9)
+    below.text(0, run.hard_bytes / 1e6, " hard line", color=ORANGE, va="top", fontsize=9)
+    if any(run.outside):
+        at = next(step for step, value in enumerate(run.outside) if value)
+        below.text(at + 1, total[at], "others", color=GREY, va="bottom", fontsize=9)
+    below.set_ylim(0, 1.15 * max(run.ceiling_bytes / 1e6, *total))
+    below.set_ylabel("MB of caches")
+    below.set_xlabel("step")
+    return figure
+
+
+def _stretches(places: list[str]) -> list[tuple[int, int, str]]:
+    """(first step, step after the last, place) of each unbroken stretch."""
+    found, first = [], 0
+    for step in range(1, len(places) + 1):
+        if step == len(places) or places[step] != places[first]:
+            found.append((first, step, places[first]))
+            first = step
+    return found
