@@ -26,11 +26,12 @@ from labkit.models.tokenizer import Tokenizer
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-Graph = Literal["auto", "specialised", "adapter"]
-"""Who computes a model: labkit's own graph of its architecture, or mlx-lm's module behind the adapter."""
+Graph = Literal["auto", "specialised", "native", "adapter"]
+"""Who computes a model: labkit's own graph of its architecture (its kernels, or a CPU's compiled loops), or mlx-lm's
+module behind the adapter."""
 
 PROVED: frozenset[str] = frozenset()
-"""Kinds of device on which the specialised graph has passed its parity runs: where "auto" takes it."""
+"""Kinds of GPU on which the specialised graph has passed its parity runs: where "auto" takes it."""
 
 _HUB_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 
@@ -80,8 +81,9 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None, graph: Grap
             Q4_1 or Q8_0; or a hub id such as "mlx-community/Qwen3-0.6B-4bit".
         dtype: of floating parameters and activations. Default: float32 on a CPU, where MLX's bfloat16 is several times
             slower; the checkpoint's own on a GPU. Packed codes stay as they are.
-        graph: "specialised": labkit's own graph (Qwen3.5 and 3.6 hybrids); "adapter": mlx-lm's module; "auto": the
-            specialised one where it covers the checkpoint and has been proved on this kind of device.
+        graph: "specialised": labkit's own graph (Qwen3.5 and 3.6 hybrids); "native": the same in compiled loops, where
+            the device is a CPU, in float32; "adapter": mlx-lm's module; "auto": the native graph on a CPU, on a GPU the
+            specialised one, where it covers the checkpoint and has been proved on this kind of device.
 
     Raises:
         LoadError: anything that is wrong with the name, the folder, the files or their size, before weights are read.
@@ -93,7 +95,7 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None, graph: Grap
     name = str(name_or_path)
     folder = resolve(name_or_path)
     config = files.read_config(folder)
-    graph = _choose_graph(config, graph)
+    chosen = _choose_graph(config, graph, dtype)
     headers = [tensor for path in files.weight_files(folder) for tensor in files.read_header(path)]
     files.check_layers(folder, config, headers)
     files.check_tokenizer(folder)
@@ -101,8 +103,7 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None, graph: Grap
         dtype = mx.float32
     files.check_fits(name, files.bytes_in_memory(headers, None if dtype is None else dtype.size))
     tokenizer = _read_tokenizer(folder)
-    read = _read_specialised if graph == "specialised" else _read_adapted
-    model, size = read(folder, config, dtype)
+    model, size = _read_model(folder, config, dtype, chosen, instead="adapter" if graph == "auto" else None)
     if tokenizer.base_vocab_size > model.vocab_size:
         raise LoadError(
             f"the tokenizer in {folder} has {tokenizer.base_vocab_size} tokens and the model {model.vocab_size}: "
@@ -150,27 +151,51 @@ def _fetch(hub_id: str) -> Path:
         ) from error
 
 
-def _choose_graph(config: dict[str, Any], graph: Graph) -> Graph:
-    """Who computes this checkpoint. Raises LoadError if the specialised graph was asked for and does not cover it."""
+def _choose_graph(config: dict[str, Any], graph: Graph, dtype: mx.Dtype | None) -> Graph:
+    """Who computes this checkpoint. Raises LoadError if a graph was asked for that does not cover it."""
     from labkit.models.hybrid.config import HybridConfig
 
-    if graph == "specialised":
+    device = devices.this_device().kind
+    if graph in ("specialised", "native"):
         HybridConfig.read(config)
+        if graph == "native" and device != "cpu":
+            raise LoadError(f'graph="native" is for CPUs, and MLX\'s device is {device}: take "specialised"')
     elif graph == "auto":
         graph = "adapter"
-        if devices.this_device().kind in PROVED:
+        own = "native" if device == "cpu" else "specialised"
+        if device in PROVED or (device == "cpu" and (dtype is None or dtype == mx.float32)):
             with contextlib.suppress(LoadError):
                 HybridConfig.read(config)
-                graph = "specialised"
+                graph = own
     return graph
 
 
-def _read_specialised(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) -> tuple[Model, int]:
-    """The specialised graph: tensors go from the files into its layout, a layer at a time."""
+def _read_model(
+    folder: Path, config: dict[str, Any], dtype: mx.Dtype | None, graph: Graph, instead: Graph | None
+) -> tuple[Model, int]:
+    """A model and the bytes of its weights. instead: who takes a checkpoint that `graph` turns out not to cover."""
+    if graph == "adapter":
+        return _read_adapted(folder, config, dtype)
+    from labkit.models.hybrid.config import NotSpecialised
+
+    try:
+        return _read_specialised(folder, config, dtype, graph)
+    except NotSpecialised:
+        if instead is None:
+            raise
+        return _read_adapted(folder, config, dtype)
+
+
+def _read_specialised(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None, graph: Graph) -> tuple[Model, int]:
+    """labkit's own graph: tensors go from the files into its layout, a layer at a time."""
     import importlib
 
     from labkit.models.adapter import activation_dtype
-    from labkit.models.hybrid import Hybrid
+
+    if graph == "native":
+        from labkit.models.hybrid.native import NativeHybrid as Hybrid
+    else:
+        from labkit.models.hybrid import Hybrid
 
     tensors = {}
     for path in files.weight_files(folder):

@@ -75,7 +75,8 @@ def test_a_splitting_over_simdgroups_stays_within_rounding(weights):
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (8, 64)])
 @pytest.mark.parametrize("variant", ["few_rows", "many_rows"])
 def test_the_cpus_own_functions(variant, bits, group, monkeypatch):
-    monkeypatch.setattr(native, "BLOCK_BYTES", 4 * 512 * 7)  # blocks of 7 rows: the last is smaller
+    monkeypatch.setattr(native, "OUTPUTS", 7)  # of a thread's task: the last is smaller
+    monkeypatch.setattr(native, "PARALLEL_FROM", 0)
     mx.random.seed(bits + group)
     packed = random_packed(30, 512, mx.float32, bits, group)
     x = mx.random.normal((3, 512))

@@ -10,7 +10,7 @@ from numba import carray
 
 from labkit.kernels.attention.tiles import COLUMNS, dots, weigh
 from labkit.kernels.compiled import entry, inner, loop
-from labkit.kernels.fused.loops import copy, exp, fill, rms_norm, sigmoid
+from labkit.kernels.fused.loops import copy, exp, fill, gated, rms_norm
 from labkit.kernels.vectors import pointer
 
 KEYS = 64
@@ -165,28 +165,40 @@ def attention_inputs(inputs, q_norm, k_norm, eps, cosines, sines, heads, rows, c
             copy(inputs[t, at : at + width], values[rows[t], h, columns[t]])
 
 
+BLOCK_FIELDS = 6
+ROW, HEAD, FIRST, COLUMN, BEGIN, COUNT = range(BLOCK_FIELDS)
+"""Of a block of queries: its row and key-value head, the row's first column, the first query's own column, its place
+among all tokens, how many tokens."""
+
+
 @loop
-def attention_block(inputs, keys, values, heads, scale, row, head, first, column, begin, count, out):
-    """Attention of `count` tokens from `begin` on, all of one row, for one key-value head, gated.
+def attention_blocks(inputs, keys, values, heads, scale, blocks, out, begin, end):
+    """Attention of blocks `begin` to `end` of consecutive tokens, gated.
 
     Args:
-        inputs: after `attention_inputs`. first, column: as for `attend`.
+        inputs: after `attention_inputs`. blocks: int64 [n, BLOCK_FIELDS].
         out: [T, HQ D].
     """
     hq, hkv = heads
     group, width = hq // hkv, keys.shape[3]
-    queries, result = np.empty((count * group, width), np.float32), np.empty((count * group, width), np.float32)
-    for t in range(count):
-        for g in range(group):
-            at = 2 * (head * group + g) * width
-            copy(inputs[begin + t, at : at + width], queries[t * group + g])
     scales = np.empty(1, np.float32)
     scales[0] = scale
-    rows = count * group
-    attend(queries, rows, width, keys[row, head], values[row, head], first, column, count, scales, result)
-    for t in range(count):
-        for g in range(group):
-            h = head * group + g
-            gate, to = inputs[begin + t, (2 * h + 1) * width :], out[begin + t, h * width :]
-            for i in range(width):
-                to[i] = result[t * group + g, i] * sigmoid(gate[i])
+    for number in range(begin, end):
+        row, head, at, count = (
+            blocks[number, ROW], blocks[number, HEAD], blocks[number, BEGIN], blocks[number, COUNT]
+        )  # fmt: skip
+        rows = count * group
+        queries, result = np.empty((rows, width), np.float32), np.empty((rows, width), np.float32)
+        for t in range(count):
+            for g in range(group):
+                c = 2 * (head * group + g) * width
+                copy(inputs[at + t, c : c + width], queries[t * group + g])
+        attend(
+            queries, rows, width, keys[row, head], values[row, head], blocks[number, FIRST], blocks[number, COLUMN],
+            count, scales, result,
+        )  # fmt: skip
+        for t in range(count):
+            for g in range(group):
+                h = head * group + g
+                gate = inputs[at + t, (2 * h + 1) * width : (2 * h + 2) * width]
+                gated(result[t * group + g], gate, out[at + t, h * width : (h + 1) * width])

@@ -58,6 +58,13 @@ def swiglu(gate, up):
 
 
 @inner
+def gated(x, gate, out):
+    """out[i] = x[i] sigmoid(gate[i])."""
+    for i in range(x.size):
+        out[i] = x[i] * sigmoid(gate[i])
+
+
+@inner
 def rms_norm(x, weight, eps, out):
     """out[i] = x[i] weight[i] / sqrt(mean(x^2) + eps)."""
     total = np.float32(0)

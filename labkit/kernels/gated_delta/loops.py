@@ -50,6 +50,33 @@ def scan_block(state, dv, dk, q, k, v, decay, beta, count, y):
                     out[t, d + row] = read[row]
 
 
+@loop
+def scan_heads(q, k, v, log_decay, beta, limits, state, y, begin, end):
+    """The scan alone, for the tasks `begin` to `end`: task row HV + h is head h of a row.
+
+    Args:
+        q, k: [B, T, HK, DK]. v, y: [B, T, HV, DV]. log_decay, beta: [B, T, HV].
+        limits: int64 [B, 2], each row's tokens. state: [B, HV, DV, DK], updated.
+    """
+    hv, dv = v.shape[2:]
+    dk, share = q.shape[3], hv // q.shape[2]
+    queries, keys = np.empty((BLOCK, dk), np.float32), np.zeros((BLOCK + 1, dk), np.float32)
+    values, out = np.empty((BLOCK, dv), np.float32), np.empty((BLOCK, dv), np.float32)
+    decays, betas = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for task in range(begin, end):
+        row, h = task // hv, task % hv
+        for first in range(limits[row, 0], limits[row, 1], BLOCK):
+            count = min(limits[row, 1] - first, BLOCK)
+            for t in range(count):
+                copy(q[row, first + t, h // share], queries[t])
+                copy(k[row, first + t, h // share], keys[t])
+                copy(v[row, first + t, h], values[t])
+                decays[t], betas[t] = np.exp(log_decay[row, first + t, h]), beta[row, first + t, h]
+            scan_block(state[row, h], dv, dk, queries, keys, values, decays, betas, count, out)
+            for t in range(count):
+                copy(out[t], y[row, first + t, h])
+
+
 @entry
 def convolve(x, x_row, tail, channels, weight, begin, count, width, out):
     """out = silu of the causal convolution of `width` channels, for tokens `begin` to `begin + count` of a row.
@@ -81,8 +108,8 @@ def decay_of(a, a_log, dt_bias):
     return np.exp(-np.exp(a_log) * softplus)
 
 
-@loop
-def mixer_heads(
+@inner
+def mixer_head(
     inputs, tail, state, conv, a_log, dt_bias, norm, eps, heads, first, last, row, group, recorded, states, out
 ):
     """The mixer of one row between its projections, for one key head and the value heads that share it.
@@ -136,9 +163,32 @@ def gated_norm(y, gate, weight, eps, out):
 
 
 @loop
-def tail_after(inputs, tail, first, last, row, after):
-    """The last three tokens of a row as the convolution sees them -> after [3, channels]."""
+def mixer_heads(inputs, tail, state, conv, a_log, dt_bias, norm, eps, heads, starts, recorded, states, out, begin, end):
+    """`mixer_head` for the tasks `begin` to `end`: task row HK + g is key head g of a row.
+
+    Args:
+        starts: int64 [B + 1], the rows' first tokens.
+    """
+    for task in range(begin, end):
+        row, group = task // heads[0], task % heads[0]
+        mixer_head(
+            inputs, tail, state, conv, a_log, dt_bias, norm, eps, heads, starts[row], starts[row + 1], row, group,
+            recorded, states, out,
+        )  # fmt: skip
+
+
+@inner
+def tail_after(inputs, tail, first, last, after):
+    """The last three tokens as the convolution sees them -> after [3, channels]. tail: those before, [3, channels]."""
     for i in range(TAPS - 1):
         at = last - (TAPS - 1) + i
-        for c in range(after.shape[1]):
-            after[i, c] = inputs[at, c] if at >= first else tail[row, at - first + TAPS - 1, c]
+        source = inputs[at] if at >= first else tail[at - first + TAPS - 1]
+        copy(source[: after.shape[1]], after[i])
+
+
+@loop
+def tails_after(inputs, tail, starts, count, after):
+    """The tails once `count` tokens of each row (at most those that it has) have passed -> after [B, 3, channels]."""
+    for row in range(tail.shape[0]):
+        last = min(starts[row] + count, starts[row + 1])
+        tail_after(inputs, tail[row], starts[row], last, after[row])

@@ -1,16 +1,76 @@
-"""Gated DeltaNet on a CPU: numba, one head of one row a task, its state in cache.
+"""Gated DeltaNet on a CPU: compiled loops, one head of one row a task, its state in cache.
 
 numba is imported at the first call: it takes a second, and no GPU needs it.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
 from labkit.kernels.signature import Launch
+from labkit.kernels.workers import all_workers
+
+PARALLEL_FROM = 20_000_000
+"""Updates of a state element from which heads are shared out between threads (about 5 ms of one): waking them for less
+costs more than it gains on a machine that has other work."""
+
+
+def scan(launch: Launch) -> list[mx.array]:
+    """`scan` on numpy views of the inputs. Each token's arithmetic is the same wherever it stands in a call."""
+    from labkit.kernels.gated_delta.loops import scan_heads
+
+    q, k, v, log_decay, beta = (_numpy(x) for x in launch.inputs[:5])
+    state, limits = np.array(launch.inputs[5]), _limits(launch.inputs[6], v.shape[1])
+    y = np.zeros_like(v)
+    stage, tasks = partial(scan_heads, q, k, v, log_decay, beta, limits, state, y), v.shape[0] * v.shape[2]
+    if v.shape[1] * state.size < PARALLEL_FROM:
+        stage(0, tasks)
+    else:
+        all_workers().share(stage, tasks)
+    return [mx.array(y).astype(launch.output_dtypes[0]), mx.array(state)]
+
+
+def step(launch: Launch) -> list[mx.array]:
+    """`decode_step` in one pass over the heads; nothing is rounded between its parts."""
+    from labkit.kernels.gated_delta.loops import mixer_heads, tails_after
+
+    qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight = (_numpy(x) for x in launch.inputs[:10])
+    batch, length = qkv.shape[:2]
+    template = dict(launch.template)
+    limits, eps = _limits(launch.inputs[10], length), np.float32(launch.inputs[11].item())
+    tokens = np.concatenate([part.reshape(batch * length, -1) for part in (qkv, z, a, b)], axis=1)
+    heads, wide = (template["HK"], template["HV"]), template["HV"] * template["DV"]
+    conv, after, new = np.ascontiguousarray(weight.T), tail.copy(), np.array(state)
+    each = np.repeat(state[:, None], length, axis=1) if template["EACH"] else np.empty((batch, 0, *state.shape[1:]))
+    out = np.zeros((batch * length, wide), np.float32)
+    for row, (first, last) in enumerate(limits):
+        if first == last:
+            continue
+        # A row of its own: its tokens lie together, whatever its neighbours' spans are.
+        part = slice(row * length + first, row * length + last)
+        starts, one, mixed = (
+            np.array([0, last - first]),
+            slice(row, row + 1),
+            np.empty((last - first, wide), np.float32),
+        )
+        recorded = np.empty((1, last - first if each.size else 0, *state.shape[1:]), np.float32)
+        mixer_heads(
+            tokens[part], tail[one], new[one], conv, a_log, dt_bias, norm_weight, eps, heads, starts, each.size > 0,
+            recorded, mixed, 0, heads[0],
+        )  # fmt: skip
+        tails_after(tokens[part], tail[one], starts, length, after[one])
+        out[part] = mixed
+        if each.size:
+            each[row, first:last], each[row, last:] = recorded[0], recorded[0, -1]
+    dtypes = launch.output_dtypes
+    return [
+        mx.array(out.reshape(batch, length, template["HV"], -1)).astype(dtypes[0]),
+        mx.array(each if template["EACH"] else new),
+        mx.array(after).astype(dtypes[2]),
+    ]
 
 
 def _numpy(x: mx.array) -> np.ndarray:
@@ -18,161 +78,5 @@ def _numpy(x: mx.array) -> np.ndarray:
 
 
 def _limits(spans: mx.array, length: int) -> np.ndarray:
-    limits = np.clip(np.array(spans), 0, length)
+    limits = np.clip(np.array(spans).astype(np.int64), 0, length)
     return np.maximum(limits, limits[:, :1])
-
-
-def scan(launch: Launch) -> list[mx.array]:
-    """`scan` on numpy views of the inputs. Each token's arithmetic is the same wherever it stands in a call."""
-    q, k, v, log_decay, beta, state = (_numpy(x) for x in launch.inputs[:6])
-    y, last = np.zeros_like(v), np.empty_like(state)
-    compiled_scan(_parallel(v, state))(q, k, v, log_decay, beta, state, _limits(launch.inputs[6], v.shape[1]), y, last)
-    return [mx.array(y).astype(launch.output_dtypes[0]), mx.array(last)]
-
-
-def step(launch: Launch) -> list[mx.array]:
-    """`decode_step` in one pass over the heads; nothing is rounded between its parts."""
-    *arrays, spans, eps = launch.inputs
-    qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight = (_numpy(x) for x in arrays)
-    batch, length = qkv.shape[:2]
-    template = dict(launch.template)
-    z = z.reshape(batch, length, template["HV"], template["DV"])
-    out, tail_out = np.zeros_like(z), np.empty_like(tail)
-    states = np.empty((batch, length if template["EACH"] else 1, *state.shape[1:]), np.float32)
-    compiled_step(_parallel(z, state))(
-        qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight, _limits(spans, length), np.float32(eps.item()),
-        template["HK"], template["EACH"], out, states, tail_out,
-    )  # fmt: skip
-    dtypes = launch.output_dtypes
-    return [
-        mx.array(out).astype(dtypes[0]),
-        mx.array(states if template["EACH"] else states[:, 0]),
-        mx.array(tail_out).astype(dtypes[2]),
-    ]
-
-
-PARALLEL_FROM = 20_000_000
-"""Updates of a state element from which heads are shared out between threads (about 5 ms of one): waking them for less
-costs more than it gains on a machine that has other work."""
-
-
-def _parallel(v: np.ndarray, state: np.ndarray) -> bool:
-    return v.shape[1] * state.size >= PARALLEL_FROM
-
-
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums may be vectorised; NaN and infinities keep their meaning."""
-
-
-@cache
-def _compiled_token():
-    from numba import njit
-
-    @njit(fastmath=_FAST, cache=True)
-    def token(s, key, query, value, decay, beta, y):
-        dv, dk = s.shape
-        for d in range(dv):
-            seen = np.float32(0)
-            for i in range(dk):
-                seen += s[d, i] * key[i]
-            delta = beta * (value[d] - decay * seen)
-            out = np.float32(0)
-            for i in range(dk):
-                s[d, i] = decay * s[d, i] + delta * key[i]
-                out += s[d, i] * query[i]
-            y[d] = out
-
-    return token
-
-
-@cache
-def compiled_scan(parallel: bool):
-    """The scan over numpy arrays, compiled at the first call."""
-    from numba import njit, prange
-
-    token = _compiled_token()
-
-    @njit(parallel=parallel, fastmath=_FAST, cache=True)
-    def scan(q, k, v, log_decay, beta, state, limits, y, last):
-        batch, _, heads, _ = v.shape
-        repeats = heads // q.shape[2]
-        for task in prange(batch * heads):
-            b, h = task // heads, task % heads
-            s = state[b, h].copy()
-            for t in range(limits[b, 0], limits[b, 1]):
-                decay = np.exp(log_decay[b, t, h])
-                token(s, k[b, t, h // repeats], q[b, t, h // repeats], v[b, t, h], decay, beta[b, t, h], y[b, t, h])
-            last[b, h] = s
-
-    return scan
-
-
-@cache
-def compiled_step(parallel: bool):
-    """The decode step over numpy arrays, compiled at the first call."""
-    from numba import njit, prange
-
-    token = _compiled_token()
-
-    @njit(fastmath=_FAST, cache=True)
-    def convolve(x, tail, weight, channel, t, first, out):
-        for i in range(out.size):
-            c = channel + i
-            total = np.float32(0)
-            for j in range(4):
-                at = t - 3 + j
-                total += (x[at, c] if at >= first else tail[at - first + 3, c]) * weight[c, j]
-            out[i] = total / (np.float32(1) + np.exp(-total))
-
-    @njit(fastmath=_FAST, cache=True)
-    def scale_to(x, length):
-        total = np.float32(1e-6)
-        for i in range(x.size):
-            total += x[i] * x[i]
-        factor = length / np.sqrt(total)
-        for i in range(x.size):
-            x[i] *= factor
-
-    @njit(parallel=parallel, fastmath=_FAST, cache=True)
-    def step(
-        qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight, limits, eps, hk, each, out, states, tail_out
-    ):
-        batch, length, _ = qkv.shape
-        heads, dv, dk = state.shape[1:]
-        one = np.float32(1)
-        for task in prange(batch * heads):
-            row, h = task // heads, task % heads
-            key_head = h // (heads // hk)
-            first, last = limits[row, 0], limits[row, 1]
-            s = state[row, h].copy()
-            query, key = np.empty(dk, np.float32), np.empty(dk, np.float32)
-            value, y = np.empty(dv, np.float32), np.empty(dv, np.float32)
-            for t in range(length):
-                if first <= t < last:
-                    convolve(qkv[row], tail[row], weight, key_head * dk, t, first, query)
-                    convolve(qkv[row], tail[row], weight, (hk + key_head) * dk, t, first, key)
-                    convolve(qkv[row], tail[row], weight, 2 * hk * dk + h * dv, t, first, value)
-                    scale_to(query, np.float32(dk**-0.5))
-                    scale_to(key, one)
-                    x = a[row, t, h] + dt_bias[h]
-                    softplus = max(x, np.float32(0)) + np.log1p(np.exp(-abs(x)))
-                    decay = np.exp(-np.exp(a_log[h]) * softplus)
-                    token(s, key, query, value, decay, one / (one + np.exp(-b[row, t, h])), y)
-                    total = np.float32(0)
-                    for i in range(dv):
-                        total += y[i] * y[i]
-                    factor = one / np.sqrt(total / np.float32(dv) + eps)
-                    for i in range(dv):
-                        gate = z[row, t, h, i]
-                        out[row, t, h, i] = y[i] * factor * norm_weight[i] * gate / (one + np.exp(-gate))
-                if each:
-                    states[row, t, h] = s
-            if not each:
-                states[row, 0, h] = s
-        for row in range(batch):
-            first, last = limits[row, 0], limits[row, 1]
-            for i in range(3):
-                at = last - 3 + i
-                tail_out[row, i] = qkv[row, at] if at >= first else tail[row, at - first + 3]
-
-    return step

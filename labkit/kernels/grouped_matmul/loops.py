@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.kernels.compiled import loop
+from labkit.kernels.compiled import inner, loop
 from labkit.kernels.fused.loops import copy, fill, swiglu
 from labkit.kernels.quantized_matmul.loops import product
 from labkit.kernels.quantized_matmul.panels import OUTPUTS, WIDTH
@@ -13,7 +13,7 @@ ROWS = 96
 """Of one expert at a time."""
 
 
-@loop
+@inner
 def expert_rows(x, weights, gate, up, down, expert, order, first, last, out):
     """down(silu(gate x) up x) for the rows of one expert.
 
@@ -35,6 +35,13 @@ def expert_rows(x, weights, gate, up, down, expert, order, first, last, out):
         for m in range(count):
             swiglu(hidden[m, :width], hidden[m, width:])
         product(hidden, row, count, weights, down, expert, 0, down[OUTPUTS] // WIDTH, out[begin:], out.shape[1])
+
+
+@loop
+def experts(x, weights, gate, up, down, blocks, order, out, begin, end):
+    """`expert_rows` for the blocks `begin` to `end`. blocks: int64 [n, 3], each an expert, its first and last row."""
+    for i in range(begin, end):
+        expert_rows(x, weights, gate, up, down, blocks[i, 0], order, blocks[i, 1], blocks[i, 2], out)
 
 
 @loop

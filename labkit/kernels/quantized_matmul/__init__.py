@@ -44,8 +44,8 @@ SMALL = 10 << 20
 12288 18.0 and 11.1; both lines taken as straight, they meet at 5,470 outputs of K = 2048, 11 million weights. Below
 that both wait for the host, whose launch of MLX's op is the cheaper one: no text to hash."""
 
-NATIVE_MANY_FROM = 4
-"""Rows from which a CPU dequantises blocks for BLAS: 4 rows took 3.4 ms so, and 4.2 ms from packed weights."""
+NATIVE_MANY_FROM = 9
+"""Rows from which a CPU lays weights out in panels first: eight of them cost less than laying out."""
 
 
 def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) -> Variant:

@@ -106,3 +106,63 @@ class _Tile(Emitter):
 
     def _factor(self, place: ir.Value) -> ir.Value:
         return self.bfloats(place) if self.form.factor == 2 else self.load(place, FLOATS)
+
+
+@intrinsic(prefer_literal=True)
+def packed_tile(context, rows, outputs, bits, weights, row, scales, biases, factors, x, sums, k, group, y, y_row):
+    """y[rows, outputs] = x W^T for rows of packed weights as MLX lays them out: lanes are places along k.
+
+    Args:
+        rows, outputs, bits: literal.
+        weights, row: address of the first row of W, and bytes from row to row.
+        scales, biases, factors: addresses of float32 [outputs, groups], and floats from row to row.
+        x: address of [rows, k]; for 4 bits each row's even places, then its odd ones.
+        sums: of [rows, groups], the sums of x over each group.
+        y, y_row: address, and floats from row to row.
+    """
+    m, n, width = rows.literal_value, outputs.literal_value, bits.literal_value
+    signature = types.void(rows, outputs, bits, *[types.intp] * 11)
+
+    def generate(context, builder, signature, args):
+        _packed(Emitter(builder), m, n, width, *args[3:])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _packed(e: Emitter, m, n, bits, weights, row, scales, biases, factors, x, sums, k, group, y, y_row) -> None:
+    b, parts = e.builder, 8 // bits  # places of k in a byte
+    places = [(i, j) for i in range(m) for j in range(n)]
+    total = {place: e.register(e.zero()) for place in places}
+    bias = {place: e.register(ir.Constant(FLOAT, 0.0)) for place in places}
+    groups, half = b.udiv(k, group), b.udiv(k, e.long(parts))
+    starts = [e.at(weights, (j, row)) for j in range(n)]
+    with e.loop(groups) as g:
+        sub = {(*place, part): e.register(e.zero()) for place in places for part in range(parts)}
+        first = b.udiv(b.mul(g, group), e.long(parts))
+        with e.loop(b.udiv(group, e.long(LANES * parts))) as step:
+            at = b.add(first, b.mul(step, e.long(LANES)))
+            xs = {
+                (i, part): e.load(e.at(x, (b.mul(k, e.long(i)), 4), (b.mul(half, e.long(part)), 4), (at, 4)), FLOATS)
+                for i in range(m)
+                for part in range(parts)
+            }
+            for j, start in enumerate(starts):
+                codes = e.bytes_as_words(e.at(start, (at, 1)))
+                split = [codes] if parts == 1 else [b.and_(codes, e.words(15)), b.lshr(codes, e.words(4))]
+                for part, words in enumerate(split):
+                    values = e.floats_of(words)
+                    for i in range(m):
+                        register = sub[i, j, part]
+                        register.set(e.fma(values, xs[i, part], register.get()))
+        for i, j in places:
+            factor = e.at(e.long(0), (b.add(b.mul(factors, e.long(j)), g), 4))
+            dot = sub[i, j, 0].get() if parts == 1 else b.fadd(sub[i, j, 0].get(), sub[i, j, 1].get())
+            scale = e.spread(e.load(b.add(scales, factor), FLOAT))
+            total[i, j].set(e.fma(scale, dot, total[i, j].get()))
+            row_sum = e.load(e.at(sums, (b.add(b.mul(groups, e.long(i)), g), 4)), FLOAT)
+            shift = b.fmul(e.load(b.add(biases, factor), FLOAT), row_sum)
+            bias[i, j].set(b.fadd(bias[i, j].get(), shift))
+    for i, j in places:
+        place = e.at(y, (i, b.mul(y_row, e.long(4))), (j, 4))
+        e.store(b.fadd(e.total(total[i, j].get()), bias[i, j].get()), place)

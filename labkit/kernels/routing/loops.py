@@ -43,13 +43,18 @@ def choose(logits, experts, top_k, renormalise, chosen, weights):
 
 
 @loop
-def group(chosen, offsets, order, places):
+def group(chosen, experts, order, places, rows, blocks):
     """Assignments by expert, in the tokens' order.
 
     Args:
-        chosen: int32 [T, K]. offsets: int64 [E + 1], the first of each expert's.
+        chosen: int32 [T, K], below `experts`.
         order: int32 [T K], the tokens. places: int32 [T, K], where in that order each assignment stands.
+        rows: of a block at most. blocks: int64 [n, 3], each an expert, its first and last row in that order.
+
+    Returns:
+        how many blocks there are, never more than experts + T K / rows.
     """
+    offsets = np.empty(experts + 1, np.int64)
     fill(offsets, 0)
     for t in range(chosen.shape[0]):
         for k in range(chosen.shape[1]):
@@ -63,3 +68,9 @@ def group(chosen, offsets, order, places):
             at = ahead[chosen[t, k]]
             order[at], places[t, k] = t, at
             ahead[chosen[t, k]] += 1
+    count = 0
+    for e in range(experts):
+        for begin in range(offsets[e], offsets[e + 1], rows):
+            blocks[count, 0], blocks[count, 1], blocks[count, 2] = e, begin, min(begin + rows, offsets[e + 1])
+            count += 1
+    return count

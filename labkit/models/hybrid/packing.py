@@ -11,7 +11,7 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -111,12 +111,18 @@ def held(weights: object) -> Iterator[mx.array]:
             yield from held(getattr(weights, field.name))
 
 
-def pack(tensors: MutableMapping[str, mx.array], config: HybridConfig, dtype: mx.Dtype) -> ModelWeights:
+def pack(
+    tensors: MutableMapping[str, mx.array],
+    config: HybridConfig,
+    dtype: mx.Dtype,
+    keep: Callable[[LayerWeights], Any] | None = None,
+) -> ModelWeights:
     """The model from its tensors, which are taken out of the mapping as they are used.
 
     Args:
         tensors: under mlx-lm's names of a loaded checkpoint, such as "language_model.model.norm.weight"; lazy or not.
         dtype: of floating weights. A_log and dt_bias stay as they are stored.
+        keep: what becomes of each layer, for a graph with a layout of its own: the layer itself is let go.
 
     Raises:
         NotSpecialised: a quantisation that the kernels do not read. LoadError: a tensor is missing or misshapen.
@@ -133,8 +139,8 @@ def pack(tensors: MutableMapping[str, mx.array], config: HybridConfig, dtype: mx
     layers = []
     for index, kind in enumerate(config.layer_kinds):
         prefix = f"model.layers.{index}"
-        layers.append(_layer(tensors, prefix, kind, config, dtype))
-        tensors.settle(layers[-1])
+        layer = tensors.settle(_layer(tensors, prefix, kind, config, dtype))
+        layers.append(layer if keep is None else keep(layer))
     if left := tensors.left():
         raise LoadError(f"{len(left)} tensors have no place in the model, first {left[0]}: another architecture's?")
     return ModelWeights(embedding, tuple(layers), norm, head)

@@ -5,7 +5,6 @@
 | `weights.py` | a layer's matrices in one arena of panels |
 | `stages.py` | what happens to a block of tokens between two exchanges, compiled |
 | `spans.py` | which tokens of a padded rectangle count, and where they stand |
-| `workers.py` | threads that share a stage's tasks |
 | `forward.py` | one forward: stages in order |
 | `model.py` | the forward contract |
 

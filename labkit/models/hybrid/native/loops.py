@@ -6,9 +6,11 @@ import numpy as np
 
 from labkit.kernels.compiled import inner, loop
 from labkit.kernels.fused.loops import fill, rms_norm, swiglu
+from labkit.kernels.grouped_matmul.loops import combine
+from labkit.kernels.grouped_matmul.loops import experts as expert_blocks
 from labkit.kernels.quantized_matmul.loops import product, side_by_side
 from labkit.kernels.quantized_matmul.panels import INPUTS, OUTPUTS, WIDTH
-from labkit.kernels.routing.loops import choose
+from labkit.kernels.routing.loops import choose, group
 
 
 @loop
@@ -46,6 +48,19 @@ def route(normed, arena, router, experts, top_k, renormalise, chosen, weights, b
 
 
 @loop
+def sparse(normed, arena, router, gate, up, down, slots, experts, top_k, renormalise, factors, x):
+    """All of a sparse MLP for few tokens, in one call: routing, experts, sums. factors: float32 [T, weights]."""
+    tokens = x.shape[0]
+    chosen, places = np.empty((tokens, top_k + slots), np.int32), np.empty((tokens, top_k + slots), np.int32)
+    order, blocks = np.empty(chosen.size, np.int32), np.empty((chosen.size, 3), np.int64)
+    products = np.empty((chosen.size, down[OUTPUTS]), np.float32)
+    route(normed, arena, router, experts, top_k, renormalise, chosen, factors, 0, tokens)
+    count = group(chosen, experts + slots, order, places, tokens, blocks)
+    expert_blocks(normed, arena, gate, up, down, blocks, order, products, 0, count)
+    combine(products, places, factors, x, 0, tokens)
+
+
+@loop
 def dense(normed, arena, gate, up, down, weights, column, x, begin, end):
     """x += down(silu(gate normed) up normed), times weights[t, column] where `column` is not negative."""
     count, width, columns = end - begin, gate[OUTPUTS], down[OUTPUTS]
@@ -72,7 +87,7 @@ def score(x, norm, eps, chosen, states, begin, end):
 
 
 @loop
-def head(states, arena, matrix, first, last, logits):
+def head(states, arena, matrix, logits, first, last):
     """logits [n, V padded] of panels `first` to `last`. states: [n, D]."""
     product(states, matrix[INPUTS], states.shape[0], arena, matrix, 0, first, last, logits, logits.shape[1])
 

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from labkit.caches import BatchedContiguous, Cache, lacking
+from labkit.kernels.workers import Workers
 from labkit.models.contract import LogitsFor, Output
-from labkit.models.hybrid.config import HybridConfig
+from labkit.models.hybrid.config import HybridConfig, NotSpecialised
 from labkit.models.hybrid.hybrid import Hybrid
 from labkit.models.hybrid.native.spans import Spans
 from labkit.models.hybrid.native.weights import Arena, NativeLayer, vector
-from labkit.models.hybrid.native.workers import Workers
-from labkit.models.hybrid.packing import ModelWeights
+from labkit.models.hybrid.packing import ModelWeights, pack
 from labkit.models.rows import Rows
+
+HEAD_STEP = 8
+"""Values of a head that a vector holds."""
 
 
 class NativeHybrid(Hybrid):
     """The specialised graph in compiled loops: float32, computed as it is called, nothing left lazy.
 
     Args:
-        weights: packed (`labkit.models.hybrid.packing.pack`); laid out anew a layer at a time.
+        weights: from `labkit.models.hybrid.packing.pack`, its layers as `NativeLayer`.
         config: the checkpoint's config.json.
         threads: that share a chunk of tokens; by default the processors that this process may use. A few rows of
             decoding are computed by the calling thread alone.
     """
+
+    takes_pages = False
 
     def __init__(self, weights: ModelWeights, config: dict[str, Any], *, threads: int | None = None):
         self.config, self.dtype = config, mx.float32
@@ -42,8 +48,46 @@ class NativeHybrid(Hybrid):
         self._head_matrix = self._embedding if weights.head is weights.embedding else arena.add(weights.head.parts[0])
         arena.close()
         self._arena, self._norm = arena.data, vector(weights.norm)
-        self._layers = [NativeLayer.pack(layer) for layer in weights.layers]
+        self._layers: tuple[NativeLayer, ...] = weights.layers
         self.weights_bytes = self._arena.nbytes + sum(layer.nbytes for layer in self._layers)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors: MutableMapping[str, mx.array],
+        config: dict[str, Any],
+        dtype: mx.Dtype = mx.float32,
+        **options: Any,
+    ) -> NativeHybrid:
+        """As `Hybrid.from_tensors`, but each layer is laid out anew and let go, and floats stay as wide as they are.
+
+        Raises:
+            NotSpecialised: sizes that do not divide into the vectors of the loops, or another `dtype` than float32.
+            LoadError: as `pack`.
+        """
+        sizes = HybridConfig.read(config)
+        if dtype != mx.float32:
+            raise NotSpecialised(f"the loops of a CPU compute in float32, not {dtype}")
+        if any(dim % HEAD_STEP for dim in (sizes.head_dim, sizes.key_dim, sizes.value_dim)):
+            raise NotSpecialised(
+                f"heads of {sizes.head_dim}, {sizes.key_dim} and {sizes.value_dim} values: the loops take multiples of "
+                f"{HEAD_STEP}"
+            )
+        return cls(pack(tensors, sizes, _stored(tensors), NativeLayer.pack), config, **options)
+
+    @classmethod
+    def from_module(
+        cls, module: Any, config: dict[str, Any], dtype: mx.Dtype = mx.float32, **options: Any
+    ) -> NativeHybrid:
+        """From mlx-lm's module, which stays as it is; nothing is shared with it."""
+        from mlx.utils import tree_flatten
+
+        return cls.from_tensors(dict(tree_flatten(module.parameters())), config, dtype, **options)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Tokens [B, L] -> [B, L, D]."""
+        numbers = np.asarray(tokens)
+        return mx.array(self._rows(numbers.reshape(-1)).reshape(*numbers.shape, -1))
 
     def __call__(
         self,
@@ -81,11 +125,14 @@ class NativeHybrid(Hybrid):
         return Output(scores, states)
 
     def _embedded(self, tokens: mx.array, spans: Spans, embeddings: mx.array | None) -> np.ndarray:
-        from labkit.kernels.quantized_matmul.loops import take_rows
-
         if embeddings is not None:
             return np.array(embeddings.astype(mx.float32))[spans.rows, spans.columns]
-        numbers = np.asarray(tokens)[spans.rows, spans.columns].astype(np.int64)
+        return self._rows(np.asarray(tokens)[spans.rows, spans.columns])
+
+    def _rows(self, tokens: np.ndarray) -> np.ndarray:
+        from labkit.kernels.quantized_matmul.loops import take_rows
+
+        numbers = tokens.astype(np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.vocab_size:
             raise ValueError(f"tokens {numbers.min()} to {numbers.max()} of a vocabulary of {self.vocab_size}")
         x = np.empty((numbers.size, self.sizes.hidden), np.float32)
@@ -115,3 +162,10 @@ class NativeHybrid(Hybrid):
                     cache.moved_right(mx.array(moved.astype(np.int32)))
             else:
                 cache.advance_columns(int((spans.last - spans.first).max(initial=0)))
+
+
+def _stored(tensors: MutableMapping[str, mx.array]) -> mx.Dtype:
+    """The dtype that all floats of a checkpoint have, or float32 where they differ; the gates' A_log may differ."""
+    kinds = {array.dtype for name, array in tensors.items() if not name.endswith((".A_log", ".dt_bias"))}
+    kinds = {kind for kind in kinds if mx.issubdtype(kind, mx.floating)}
+    return kinds.pop() if len(kinds) == 1 else mx.float32

@@ -1,4 +1,4 @@
-"""Threads that share the tasks of a stage. The loops let Python's lock go, and no result depends on who did what."""
+"""Threads that share the tasks of a native loop: these let Python's lock go, and no result depends on who did what."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cache, cached_property
 
 
 class Workers:
@@ -21,6 +21,10 @@ class Workers:
             raise ValueError(f"at least one thread is needed, not {threads}")
         affinity = getattr(os, "sched_getaffinity", None)
         self.threads = threads or (len(affinity(0)) if affinity else os.cpu_count() or 1)
+
+    def share(self, stage: Callable[[int, int], None], count: int, size: int = 1) -> None:
+        """stage(begin, end) over `count` items, `size` of them a task."""
+        self.run(lambda i: stage(i * size, min(count, (i + 1) * size)), -(-count // size))
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -45,3 +49,9 @@ class Workers:
         finally:
             for future in futures:
                 future.result()
+
+
+@cache
+def all_workers() -> Workers:
+    """As many as the process may use, shared by all kernels."""
+    return Workers()

@@ -1,0 +1,119 @@
+"""The quantised product's loops on weights in MLX's own layout: few rows as they lie, many through panels."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray
+
+from labkit.kernels.compiled import entry, inner, loop
+from labkit.kernels.quantized_matmul.loops import product
+from labkit.kernels.quantized_matmul.panels import (
+    FIELDS,
+    FORM,
+    FORMS,
+    GROUP,
+    INPUTS,
+    MATRIX,
+    OUTPUTS,
+    PANEL,
+    ROWS,
+    START,
+    WIDTH,
+    Form,
+)
+from labkit.kernels.quantized_matmul.tiles import packed_tile
+from labkit.kernels.vectors import pointer
+
+FOUR, EIGHT = FORMS.index(Form(4, 4)), FORMS.index(Form(8, 4))
+
+
+@entry
+def packed_rows(w, w_row, scales, biases, factors, x, sums, rows, bits, k, group, count, y, y_row):
+    """`count` outputs of some rows; arguments as for `packed_tile`."""
+    groups = k // group
+    m = 0
+    while m < rows:
+        wide = 2 if rows - m >= 2 else 1
+        at, s = x + 4 * m * k, sums + 4 * m * groups
+        n = 0
+        while n < count:
+            skip = 4 * n * factors
+            to, ws, ss, bs = y + 4 * (m * y_row + n), w + n * w_row, scales + skip, biases + skip
+            step = 4 if wide == 1 else 2
+            if n + step > count:
+                step = 1
+            if bits == 4:
+                if wide == 2 and step == 2:
+                    packed_tile(2, 2, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                elif wide == 2:
+                    packed_tile(2, 1, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                elif step == 4:
+                    packed_tile(1, 4, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                else:
+                    packed_tile(1, 1, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+            elif wide == 2 and step == 2:
+                packed_tile(2, 2, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+            elif wide == 2:
+                packed_tile(2, 1, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+            elif step == 4:
+                packed_tile(1, 4, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+            else:
+                packed_tile(1, 1, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+            n += step
+        m += wide
+
+
+@loop
+def rows_by_packed(w, scales, biases, x, sums, bits, group, y, begin, end):
+    """Outputs `begin` to `end` of y [rows, N].
+
+    Args:
+        w: uint8 [N, K bits / 8]. scales, biases: float32 [N, groups].
+        x: float32 [rows, K], for 4 bits the even places first. sums: [rows, groups].
+    """
+    packed_rows(
+        w[begin:], w.shape[1], scales[begin:], biases[begin:], scales.shape[1], x, sums, x.shape[0], bits, x.shape[1],
+        group, end - begin, y[:, begin:], y.shape[1],
+    )  # fmt: skip
+
+
+@loop
+def rows_by_panels(w, scales, biases, x, bits, group, y, begin, end):
+    """As `rows_by_packed`, x as it is: these outputs' weights are laid out in panels first."""
+    panels, k = (end - begin + WIDTH - 1) // WIDTH, x.shape[1]
+    row = WIDTH * bits // 8
+    matrix = np.empty(FIELDS, np.int64)
+    matrix[START], matrix[FORM], matrix[ROWS] = 0, FOUR if bits == 4 else EIGHT, end - begin
+    matrix[OUTPUTS], matrix[INPUTS], matrix[GROUP] = panels * WIDTH, k, group
+    matrix[PANEL] = k // group * (8 * WIDTH + group * row)
+    matrix[MATRIX] = panels * matrix[PANEL]
+    data = np.zeros(matrix[MATRIX], np.uint8)
+    for n in range(begin, end):
+        lay_out(
+            w[n], scales[n], biases[n], bits, group, data[(n - begin) // WIDTH * matrix[PANEL] :], (n - begin) % WIDTH
+        )
+    out = np.empty((x.shape[0], panels * WIDTH), np.float32)
+    product(x, k, x.shape[0], data, matrix, 0, 0, panels, out, panels * WIDTH)
+    for m in range(x.shape[0]):
+        for n in range(begin, end):
+            y[m, n] = out[m, n - begin]
+
+
+@inner
+def lay_out(w, scales, biases, bits, group, panel, lane):
+    """One row of packed weights into its lane of a panel that is zero there."""
+    row, size, at = WIDTH * bits // 8, group * bits // 8, 0
+    for g in range(scales.size):
+        factors = carray(pointer(panel[at:].ctypes.data), (2 * WIDTH,), np.float32)
+        factors[lane], factors[WIDTH + lane] = scales[g], biases[g]
+        at += 8 * WIDTH
+        if bits == 8:
+            for i in range(size):
+                panel[at + i * row + lane] = w[g * size + i]
+        else:
+            place, shift = at + lane % (WIDTH // 2), np.uint8(4 * (lane // (WIDTH // 2)))
+            for i in range(size):
+                byte = w[g * size + i]
+                panel[place + 2 * i * row] |= (byte & np.uint8(15)) << shift
+                panel[place + (2 * i + 1) * row] |= (byte >> np.uint8(4)) << shift
+        at += group * row
