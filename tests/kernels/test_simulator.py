@@ -122,6 +122,67 @@ def test_math():
         np.testing.assert_allclose(got[k], np.asarray(want(x), np.float32), rtol=2e-5, atol=1e-5, err_msg=call)
 
 
+# Statements that leave a number in r; v is (x, 2, 3, 4), h is (5, x).
+VECTORS = {
+    "r = (v.zx * 2.0f).y;": lambda x: 2 * x,
+    "r = (2.0f * v.xyz + v.zyx).x;": lambda x: 2 * x + 3,
+    "r = dot(v.xy, h.yx);": lambda x: x * x + 10,
+    "r = (v.zw - 1).x + (v.xy / h).y;": lambda x: 2 + 2 / x,
+    "r = (-v.xw).x + float((v.yz < 2.5f).x);": lambda x: 1 - x,
+    "v.xy = h; r = v.x + v.y + v.z;": lambda x: 5 + x + 3,
+    "float4 u = v; u.xy = h; v.zw = u.xy; r = v.x + 10 * v.z + 100 * v.w;": lambda x: 101 * x + 50,
+    "float4 u(7); u.xy = v.xy; r = u.x + u.y + u.z + u.w;": lambda x: x + 2 + 14,
+    "v.yz *= 3.0f; r = v.x + v.y + v.z + v.w;": lambda x: x + 6 + 9 + 4,
+    "v += h.y; r = v.w; v -= v; r += v.x;": lambda x: 4 + x,
+    "float3 u(h, 9); r = u.y + u.z;": lambda x: x + 9,
+    "float4 u(1, v.yz, h.x); r = u.y + 10 * u.z + 100 * u.w;": lambda x: 0 * x + 532,
+    "packed_float3 p = v.xyz; r = p[0] + (p * 2.0f).z;": lambda x: x + 6,
+    "int4 u(v * 0 + 6.5f); r = float((u << 1).x + (u % 4).y + (~u).z);": lambda x: 0 * x + 7,
+    "r = float(any(v.zw == v.zw)) + float(all(v.yz != v.yz));": np.ones_like,
+    "r = max(v, 2.5f).y + min(v.zw, h.xx).y + clamp(v.w, 0, 3);": lambda x: 0 * x + 9.5,
+    "r = length(v.zw) + abs(-v).w + floor(v * 0 + 1.5f).x + pow(v.zw, 2.0f).x;": lambda x: np.full_like(
+        x, 5 + 4 + 1 + 9
+    ),
+    "r = select(v, v * 2.0f, v > 2.5f).z + fma(v, 2.0f, h.x).w;": lambda x: 0 * x + 19,
+    "half4 u(v); r = float((u.yz * half(2)).y) + float(bfloat(1.0f) * 2 + 0.5f);": lambda x: 0 * x + 8.5,
+}
+
+
+def test_vectors_and_what_is_picked_out_of_them():
+    x = np.random.default_rng().uniform(0.5, 2, size=64).astype(np.float32)
+    head = "float r; float4 v(x[i], 2, 3, 4); float2 h(5, x[i]);"
+    body = "\n".join(f"{{ {head} {code} y[{k} * 64 + i] = r; }}" for k, code in enumerate(VECTORS))
+    got = value(body, [mx.array(x)], (len(VECTORS), 64))
+    for k, (code, want) in enumerate(VECTORS.items()):
+        np.testing.assert_allclose(got[k], np.asarray(want(x), np.float32), rtol=1e-5, err_msg=code)
+
+
+NUMBERS = {  # what stands for any uint x
+    "float(reverse_bits(x[i]) == (x[i] % 2u << 31 | reverse_bits(x[i] >> 1) >> 1))": 1,
+    "float(rotate(x[i], 12u) == (x[i] << 12 | x[i] >> 20)) + float(rotate(x[i], 32u) == x[i])": 2,
+    "float(mulhi(x[i], 1u << 20) == x[i] >> 12)": 1,
+    "float(insert_bits(x[i], 5u, 3, 4) == ((x[i] & ~0x78u) | 0x28u)) + float(insert_bits(0u, x[i], 0, 32) == x[i])": 2,
+    "float(extract_bits(int(0xF70u), 4, 8)) + float(extract_bits(x[i], 0, 32) == x[i])": -8,
+    "float(ctz(x[i] | 256u) <= 8) + float(clz(0u)) + float(clz(1ul)) + float(popcount(ushort(7)))": 99,
+    "float(numeric_limits<half>::max()) + float(numeric_limits<half>::epsilon()) * 1024": 65505,
+    "float(numeric_limits<bfloat>::lowest() < -3.3e38f) + float(numeric_limits<bfloat>::epsilon())": 1.0078125,
+    "float(isnan(numeric_limits<bfloat>::quiet_NaN())) + float(isinf(-numeric_limits<half>::infinity()))": 2,
+    "float(bfloat(256) + 1) + float(bfloat(1.0f) + 0.001f > 1.0f) + sizeof(bfloat(1) * bfloat(1))": 259,
+    "float(max(2, 3u)) + max(half(1), 2.5f) + min3(4.0f, 3.0f, 5.0f) + max3(1, 2, 3) + max(1.5, 2)": 13.5,
+    "saturate(1.5f) + mix(2.0f, 4.0f, 0.25f) + step(1.0f, 0.5f) + fract(2.75f) + sign(-3)": 3.25,
+    "float(signbit(-0.0f)) + float(isfinite(1.0f)) - float(isfinite(INFINITY)) + fast::divide(3.0f, 2.0f)": 3.5,
+    "float(fma(half(1), half(2), half(3))) + float(sqrt(bfloat(4))) + exp(0)": 8,
+}
+
+
+def test_numbers_their_bits_and_limits():
+    x = np.random.default_rng().integers(0, 1 << 32, 64, dtype=np.uint64).astype(np.uint32)
+    body = "\n".join(f"y[{k} * 64 + i] = {call};" for k, call in enumerate(NUMBERS))
+    got = value(body, [mx.array(x)], (len(NUMBERS), 64))
+    for k, (call, want) in enumerate(NUMBERS.items()):
+        np.testing.assert_allclose(got[k], np.full(64, want, np.float32), rtol=1e-6, err_msg=call)
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_each_small_float_operation_is_rounded(dtype):
     """bfloat16 and half as MLX rounds them, one operation at a time."""
@@ -446,31 +507,6 @@ def test_the_example_in_the_documentation_runs(capsys):
 
 
 # ---------------------------------------------------------------- mutations
-
-
-def barriers_removed():
-    """Each barrier of each registered kernel, removed: (kernel, text without it, its line)."""
-    from labkit.kernels.registry import all_entries
-
-    for entry in all_entries():
-        if entry.mechanism not in ("fused", "sampling"):
-            continue
-        for part in ("header", "source"):
-            rows = getattr(entry.kernel.text, part).splitlines()
-            for number, row in enumerate(rows):
-                if "threadgroup_barrier(mem_flags::mem_threadgroup);" in row:
-                    changed = [*rows]
-                    changed[number] = row.replace("threadgroup_barrier(mem_flags::mem_threadgroup);", "")
-                    yield pytest.param(entry, part, "\n".join(changed), id=f"{entry.name}-{part}-{number + 1}")
-
-
-@pytest.mark.parametrize(("entry", "part", "text"), [*barriers_removed()][:6])
-def test_a_removed_barrier_is_found(entry, part, text):
-    from dataclasses import replace
-
-    mutant = replace(entry.kernel.text, **{part: text})
-    run = simulator.run(mutant, entry.cases[0].make(entry.dtypes[0]), check=True)
-    assert any(fault.kind == "race-between-simdgroups" for fault in run.faults), str(run)
 
 
 def test_a_crash_leaves_the_process_able_to_crash_otherwise():

@@ -1,4 +1,4 @@
-// 8x8 matrices spread over a simdgroup, two elements of a row in each lane, in the layout that MLX's kernels rely on.
+// Matrices of 8 x 8 that a simdgroup holds together: each lane two neighbours of a row, where Apple's GPUs have them.
 #pragma once
 #include "simd.h"
 
@@ -6,71 +6,83 @@ extern "C" uint32_t lk_lane_index();
 
 namespace metal {
 
-struct MatrixPlace {  // where a lane's two elements lie
-  uint row, column;
-  static LK_INLINE MatrixPlace of_lane(uint lane) {
-    uint quad = lane / 4;
-    return {(quad & 4) + (lane / 2) % 4, (quad & 2) * 2 + (lane % 2) * 2};
+// Lanes in groups of eight fill quarters of the matrix: groups 0 and 1 the upper four rows, left and right, 2 and 3 the lower.
+// Within a quarter of 4 x 4, two lanes share a row.
+struct Corner {
+  uint row, column;  // of the first of the lane's two elements
+  static LK_INLINE Corner of(uint lane) {
+    uint quarter = lane / 8, within = lane % 8;
+    return {quarter / 2 * 4 + within / 2, quarter % 2 * 4 + within % 2 * 2};
   }
-  static LK_INLINE uint lane_of(uint row, uint column) { return (row & 4) * 4 + ((column >> 2) & 1) * 8 + (row & 3) * 2 + ((column >> 1) & 1); }
+  // The lane that holds an element.
+  static LK_INLINE uint holder(uint row, uint column) { return row / 4 * 16 + column / 4 * 8 + row % 4 * 2 + column % 4 / 2; }
 };
 
 template <class T, int Rows, int Columns> struct simdgroup_matrix {
   static_assert(Rows == 8 && Columns == 8, "simdgroup_matrix has 8 rows and 8 columns");
-  vec<T, 2> elements;
+  vec<T, 2> pair;
+
   simdgroup_matrix() = default;
   LK_INLINE explicit simdgroup_matrix(T diagonal) {
-    MatrixPlace p = MatrixPlace::of_lane(lk_lane_index());
-    for (uint i = 0; i < 2; i++) elements.v[i] = p.row == p.column + i ? diagonal : T(0);
+    Corner at = Corner::of(lk_lane_index());
+    pair = vec<T, 2>(at.row == at.column ? diagonal : T(0), at.row == at.column + 1 ? diagonal : T(0));
   }
-  LK_INLINE vec<T, 2>& thread_elements() { return elements; }
-  LK_INLINE const vec<T, 2>& thread_elements() const { return elements; }
+  LK_INLINE vec<T, 2>& thread_elements() { return pair; }
+  LK_INLINE const vec<T, 2>& thread_elements() const { return pair; }
 };
-typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
-typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
-typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
+template <class T> using matrix_8x8 = simdgroup_matrix<T, 8, 8>;
+using simdgroup_float8x8 = matrix_8x8<float>;
+using simdgroup_half8x8 = matrix_8x8<half>;
+using simdgroup_bfloat8x8 = matrix_8x8<bfloat>;
 
-template <class T, int R, int C> LK_INLINE simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T v) {
-  simdgroup_matrix<T, R, C> m;
-  m.elements = vec<T, 2>(v);
-  return m;
+template <class T, int Rows, int Columns> LK_INLINE simdgroup_matrix<T, Rows, Columns> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, Rows, Columns> filled;
+  filled.pair = vec<T, 2>(value, value);
+  return filled;
 }
 
-template <class T, class P>
-LK_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const P* p, ulong per_row = 8, ulong2 origin = ulong2(0ul), bool transpose = false) {
-  MatrixPlace at = MatrixPlace::of_lane(lk_lane_index());
-  for (int i = 0; i < 2; i++)
-    m.elements.v[i] = T(transpose ? p[(origin.v[1] + at.column + i) * per_row + origin.v[0] + at.row]
-                                  : p[(origin.v[1] + at.row) * per_row + origin.v[0] + at.column + i]);
-}
-template <class T, class P>
-LK_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& m, P* p, ulong per_row = 8, ulong2 origin = ulong2(0ul), bool transpose = false) {
-  MatrixPlace at = MatrixPlace::of_lane(lk_lane_index());
-  for (int i = 0; i < 2; i++)
-    (transpose ? p[(origin.v[1] + at.column + i) * per_row + origin.v[0] + at.row]
-               : p[(origin.v[1] + at.row) * per_row + origin.v[0] + at.column + i]) = P(m.elements.v[i]);
-}
-
-// d = a b + c, summed in float over ascending k.
-template <class A, class B> struct FactorElements { A a[2]; B b[2]; };
-template <class D, class A, class B, class C>
-LK_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b,
-                                             const simdgroup_matrix<C, 8, 8>& c, LK_CALLER_LINE) {
-  typedef FactorElements<A, B> Factors;
-  Factors mine{{a.elements.v[0], a.elements.v[1]}, {b.elements.v[0], b.elements.v[1]}};
-  lk::Exchange x = exchange(mine, lk::kMatrix, line_);
-  MatrixPlace at = MatrixPlace::of_lane(x.lane);
-  float sum[2] = {(float)c.elements.v[0], (float)c.elements.v[1]};
-  for (uint k = 0; k < 8; k++) {
-    float left = (float)value_of<Factors>(x, MatrixPlace::lane_of(at.row, k), line_).a[k & 1];
-    Factors right = value_of<Factors>(x, MatrixPlace::lane_of(k, at.column), line_);
-    for (int i = 0; i < 2; i++) sum[i] += left * (float)right.b[i];
+// Where the lane's element number `which` lies in memory, counted in elements from the matrix's corner at `origin`.
+LK_INLINE ulong matrix_offset(uint which, ulong per_row, ulong2 origin, bool transposed) {
+  Corner at = Corner::of(lk_lane_index());
+  ulong down = at.row, across = at.column + which;
+  if (transposed) {
+    ulong row = down;
+    down = across;
+    across = row;
   }
-  for (int i = 0; i < 2; i++) d.elements.v[i] = D(sum[i]);
+  return (origin.v[1] + down) * per_row + origin.v[0] + across;
 }
-template <class D, class A, class B>
-LK_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b, LK_CALLER_LINE) {
-  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)), line_);
+template <class T, class Source>
+LK_INLINE void simdgroup_load(matrix_8x8<T>& to, const Source* from, ulong per_row = 8, ulong2 origin = ulong2(ulong(0)), bool transposed = false) {
+  for (uint which = 0; which < 2; which++) to.pair.v[which] = T(from[matrix_offset(which, per_row, origin, transposed)]);
+}
+template <class T, class Target>
+LK_INLINE void simdgroup_store(const matrix_8x8<T>& from, Target* to, ulong per_row = 8, ulong2 origin = ulong2(ulong(0)), bool transposed = false) {
+  for (uint which = 0; which < 2; which++) to[matrix_offset(which, per_row, origin, transposed)] = Target(from.pair.v[which]);
+}
+
+// result = left right + start, each element a float that grows by one product after the other, in order of k.
+template <class Left, class Right> struct Factors { Left left[2]; Right right[2]; };
+template <class Result, class Left, class Right, class Start>
+LK_INLINE void simdgroup_multiply_accumulate(matrix_8x8<Result>& result, const matrix_8x8<Left>& left, const matrix_8x8<Right>& right,
+                                             const matrix_8x8<Start>& start, LK_CALLER_LINE) {
+  using Pairs = Factors<Left, Right>;
+  Brought<Pairs> all({{left.pair.v[0], left.pair.v[1]}, {right.pair.v[0], right.pair.v[1]}}, lk::kMatrix, line_);
+  Corner mine = Corner::of(all.me());
+  float first = float(start.pair.v[0]), second = float(start.pair.v[1]);
+  for (uint k = 0; k < 8; k++) {
+    Pairs in_my_row = all.by(Corner::holder(mine.row, k)), in_my_columns = all.by(Corner::holder(k, mine.column));
+    float factor = float(in_my_row.left[k % 2]);
+    first += factor * float(in_my_columns.right[0]);
+    second += factor * float(in_my_columns.right[1]);
+  }
+  result.pair.v[0] = Result(first);
+  result.pair.v[1] = Result(second);
+}
+template <class Result, class Left, class Right>
+LK_INLINE void simdgroup_multiply(matrix_8x8<Result>& result, const matrix_8x8<Left>& left, const matrix_8x8<Right>& right, LK_CALLER_LINE) {
+  matrix_8x8<Result> zero = make_filled_simdgroup_matrix<Result, 8, 8>(Result(0));
+  simdgroup_multiply_accumulate(result, left, right, zero, line_);
 }
 
 }  // namespace metal

@@ -1,108 +1,101 @@
-// Metal's scalar types, casts and limits for a C++20 compiler.
+// Metal's scalar types for a C++20 compiler: bfloat, casts that keep the bits, limits.
 #pragma once
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
 #include "../runtime/interface.h"
 
-// Always inlined: the sanitizer does not see aggregates that are passed by value to a real call.
+// Inlined always: what a sanitized function hands by value to a function that is really called escapes the sanitizer.
 #define LK_INLINE inline __attribute__((always_inline))
-// Never instrumented: the runtime does the bookkeeping of these itself.
+// Instrumented never: the runtime does the books of these functions itself.
 #define LK_OPAQUE __attribute__((no_sanitize("thread"), noinline)) inline
+// A last parameter that tells calls apart.
 #define LK_CALLER_LINE int line_ = __builtin_LINE()
 
-typedef unsigned char uchar;
-typedef unsigned short ushort;
-typedef unsigned int uint;
-typedef unsigned long ulong;
+using uchar = unsigned char;
+using ushort = unsigned short;
+using uint = unsigned int;
+using ulong = unsigned long;
 
 namespace metal {
 
-typedef _Float16 half;
+template <class To, class From> LK_INLINE To as_type(From from) {
+  static_assert(sizeof(To) == sizeof(From), "as_type keeps the bits: both types need the same size");
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
 
+using half = _Float16;
+
+// The upper half of a float. Made from a number by rounding to nearest even, and read as a float.
 struct bfloat {
   uint16_t bits;
 
   bfloat() = default;
-  template <class A, class = std::enable_if_t<std::is_arithmetic_v<A> || std::is_same_v<A, half>>>
-  LK_INLINE bfloat(A v) : bits(round((float)v)) {}
-  LK_INLINE operator float() const {
-    uint32_t u = (uint32_t)bits << 16;
-    float f;
-    __builtin_memcpy(&f, &u, 4);
-    return f;
-  }
-  LK_INLINE bfloat& operator+=(float v) { return *this = bfloat((float)*this + v); }
-  LK_INLINE bfloat& operator-=(float v) { return *this = bfloat((float)*this - v); }
-  LK_INLINE bfloat& operator*=(float v) { return *this = bfloat((float)*this * v); }
-  LK_INLINE bfloat& operator/=(float v) { return *this = bfloat((float)*this / v); }
+  template <class Number> requires std::is_arithmetic_v<Number> || std::same_as<Number, half>
+  LK_INLINE bfloat(Number number) : bits(upper_half(static_cast<float>(number))) {}
+  LK_INLINE operator float() const { return as_type<float>(uint32_t(bits) << 16); }
+  template <class Other> LK_INLINE bfloat& operator+=(Other other) { return *this = bfloat(float(*this) + float(other)); }
+  template <class Other> LK_INLINE bfloat& operator-=(Other other) { return *this = bfloat(float(*this) - float(other)); }
+  template <class Other> LK_INLINE bfloat& operator*=(Other other) { return *this = bfloat(float(*this) * float(other)); }
+  template <class Other> LK_INLINE bfloat& operator/=(Other other) { return *this = bfloat(float(*this) / float(other)); }
 
  private:
-  static LK_INLINE uint16_t round(float f) {  // to nearest even
-    uint32_t u;
-    __builtin_memcpy(&u, &f, 4);
-    if ((u & 0x7fffffff) > 0x7f800000) return (u >> 16) | 0x40;
-    return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  static LK_INLINE uint16_t upper_half(float number) {
+    uint32_t whole = as_type<uint32_t>(number), upper = whole >> 16;
+    bool is_nan = (whole << 1) > 0xff000000u;
+    if (is_nan) return upper | 0x0040;  // stays one when its lower half is cut off
+    uint32_t odd = upper & 1;
+    return (whole + 0x7fffu + odd) >> 16;
   }
 };
 
-// bfloat with bfloat or an integer gives bfloat; with float gives float.
-#define LK_BFLOAT_OPERATOR(op)                                                                            \
-  LK_INLINE bfloat operator op(bfloat a, bfloat b) { return bfloat((float)a op (float)b); }               \
-  template <class A, class = std::enable_if_t<std::is_integral_v<A>>>                                     \
-  LK_INLINE bfloat operator op(bfloat a, A b) { return bfloat((float)a op (float)bfloat(b)); }            \
-  template <class A, class = std::enable_if_t<std::is_integral_v<A>>>                                     \
-  LK_INLINE bfloat operator op(A a, bfloat b) { return bfloat((float)bfloat(a) op (float)b); }            \
-  LK_INLINE float operator op(bfloat a, float b) { return (float)a op b; }                                \
-  LK_INLINE float operator op(float a, bfloat b) { return a op (float)b; }
-LK_BFLOAT_OPERATOR(+)
-LK_BFLOAT_OPERATOR(-)
-LK_BFLOAT_OPERATOR(*)
-LK_BFLOAT_OPERATOR(/)
-#undef LK_BFLOAT_OPERATOR
-LK_INLINE bfloat operator-(bfloat a) {
-  bfloat r;
-  r.bits = a.bits ^ 0x8000;
-  return r;
+template <class T> concept SmallFloat = std::same_as<T, half> || std::same_as<T, bfloat>;
+template <class T> concept Scalar = std::is_arithmetic_v<T> || SmallFloat<T>;
+
+// Arithmetic of a bfloat with another number: with a float (or a double, as literals are in C++) it gives a float; with a bfloat
+// or an integer, which becomes a bfloat first, a bfloat.
+template <class A, class B> concept WithBfloat =
+    (std::same_as<A, bfloat> && (std::same_as<B, bfloat> || std::is_arithmetic_v<B>)) || (std::same_as<B, bfloat> && std::is_arithmetic_v<A>);
+template <class A, class B>
+using bfloat_result = std::conditional_t<std::is_floating_point_v<A> || std::is_floating_point_v<B>, float, bfloat>;
+template <class Number> LK_INLINE float bfloat_operand(Number number) {
+  if constexpr (std::is_integral_v<Number>) return float(bfloat(number));
+  else return float(number);
 }
-
-template <class T> concept Scalar = std::is_arithmetic_v<T> || std::is_same_v<T, half> || std::is_same_v<T, bfloat>;
-template <class T> concept SmallFloat = std::is_same_v<T, half> || std::is_same_v<T, bfloat>;
-
-template <class To, class From> LK_INLINE To as_type(From f) {
-  static_assert(sizeof(To) == sizeof(From), "as_type keeps the bits: both types need the same size");
-  To t;
-  __builtin_memcpy(&t, &f, sizeof t);
-  return t;
+template <class A, class B> requires WithBfloat<A, B> LK_INLINE bfloat_result<A, B> operator+(A a, B b) {
+  return bfloat_result<A, B>(bfloat_operand(a) + bfloat_operand(b));
 }
+template <class A, class B> requires WithBfloat<A, B> LK_INLINE bfloat_result<A, B> operator-(A a, B b) {
+  return bfloat_result<A, B>(bfloat_operand(a) - bfloat_operand(b));
+}
+template <class A, class B> requires WithBfloat<A, B> LK_INLINE bfloat_result<A, B> operator*(A a, B b) {
+  return bfloat_result<A, B>(bfloat_operand(a) * bfloat_operand(b));
+}
+template <class A, class B> requires WithBfloat<A, B> LK_INLINE bfloat_result<A, B> operator/(A a, B b) {
+  return bfloat_result<A, B>(bfloat_operand(a) / bfloat_operand(b));
+}
+LK_INLINE bfloat operator-(bfloat number) { return as_type<bfloat>(uint16_t(number.bits ^ 0x8000)); }
 
-using std::bool_constant;
-using std::conditional_t;
-using std::enable_if_t;
-using std::false_type;
-using std::integral_constant;
-using std::is_integral_v;
-using std::is_same;
-using std::is_same_v;
-using std::true_type;
+// What Metal has of <metal_type_traits>.
+using std::bool_constant, std::integral_constant, std::true_type, std::false_type;
+using std::conditional_t, std::enable_if_t, std::is_integral_v, std::is_same, std::is_same_v;
 
+// The 16-bit floats by the bit patterns of their limits; all other types have the standard library's.
 template <class T> struct numeric_limits : std::numeric_limits<T> {};
-template <> struct numeric_limits<bfloat> {
-  static LK_INLINE bfloat infinity() { return bfloat(__builtin_inff()); }
-  static LK_INLINE bfloat quiet_NaN() { return bfloat(__builtin_nanf("")); }
-  static LK_INLINE bfloat max() { return bfloat(3.38953139e38f); }
-  static LK_INLINE bfloat min() { return bfloat(1.17549435e-38f); }
-  static LK_INLINE bfloat lowest() { return bfloat(-3.38953139e38f); }
-  static LK_INLINE bfloat epsilon() { return bfloat(0.0078125f); }
+template <class Float, uint16_t Infinity, uint16_t Nan, uint16_t Largest, uint16_t SmallestNormal, uint16_t Epsilon>
+struct small_float_limits {
+  static LK_INLINE Float infinity() { return as_type<Float>(Infinity); }
+  static LK_INLINE Float quiet_NaN() { return as_type<Float>(Nan); }
+  static LK_INLINE Float max() { return as_type<Float>(Largest); }
+  static LK_INLINE Float lowest() { return as_type<Float>(uint16_t(Largest | 0x8000)); }
+  static LK_INLINE Float min() { return as_type<Float>(SmallestNormal); }
+  static LK_INLINE Float epsilon() { return as_type<Float>(Epsilon); }
 };
-template <> struct numeric_limits<half> {
-  static LK_INLINE half infinity() { return half(__builtin_inff()); }
-  static LK_INLINE half quiet_NaN() { return half(__builtin_nanf("")); }
-  static LK_INLINE half max() { return half(65504.f); }
-  static LK_INLINE half min() { return half(6.103515625e-5f); }
-  static LK_INLINE half lowest() { return half(-65504.f); }
-  static LK_INLINE half epsilon() { return half(0.0009765625f); }
-};
+template <> struct numeric_limits<half> : small_float_limits<half, 0x7c00, 0x7e00, 0x7bff, 0x0400, 0x1400> {};
+template <> struct numeric_limits<bfloat> : small_float_limits<bfloat, 0x7f80, 0x7fc0, 0x7f7f, 0x0080, 0x3c00> {};
 
 }  // namespace metal

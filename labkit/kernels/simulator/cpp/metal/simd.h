@@ -1,170 +1,175 @@
-// Barriers and simdgroup functions. Each brings the lane's value to its simdgroup (lk_exchange), which lets the others run;
-// the call's line tells calls apart, so that lanes at different ones are noticed.
+// Barriers and the functions of simdgroups. A lane brings its value to its simdgroup and waits until all have (lk_exchange); then
+// each takes what it wants of what the others brought. The line of the call tells calls apart: lanes that wait at different
+// ones are noticed.
 #pragma once
 #include "math.h"
 
 namespace metal {
 
-enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4, mem_threadgroup_imageblock = 8, mem_object_data = 16 };
-LK_INLINE mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags((int)a | (int)b); }
-LK_INLINE void threadgroup_barrier(mem_flags f, LK_CALLER_LINE) { lk_threadgroup_barrier((unsigned)f, line_); }
-LK_INLINE void simdgroup_barrier(mem_flags f, LK_CALLER_LINE) { lk_simdgroup_barrier((unsigned)f, line_); }
-
-template <class T> LK_INLINE lk::Exchange exchange(T& v, lk::Operation operation, int line, lk::Reduce reduce = nullptr) {
-  static_assert(sizeof(T) <= 64);
-  return lk_exchange(&v, sizeof v, reduce, operation, line);
-}
-// What lane `i` brought. A lane that took no part has no defined value: reported, and read as what it last held.
-template <class T> LK_INLINE T value_of(const lk::Exchange& x, uint i, int line) {
-  if (!(x.mask >> (i & 31) & 1)) lk_inactive_lane(i & 31, line);
-  T t;
-  __builtin_memcpy(&t, x.slots + 64 * (i & 31), sizeof t);
-  return t;
-}
-
-// ------------------------------------------------------------------ reductions
-struct Add { template <class T> static LK_INLINE T identity() { return T(0); } template <class T> static LK_INLINE T apply(T a, T b) { return T(a + b); } };
-struct Multiply { template <class T> static LK_INLINE T identity() { return T(1); } template <class T> static LK_INLINE T apply(T a, T b) { return T(a * b); } };
-struct Max {
-  template <class T> static LK_INLINE T identity() {
-    typedef typename element_of<T>::type E;
-    if constexpr (std::is_integral_v<E>) return T(std::numeric_limits<E>::lowest());
-    else return T(E(-__builtin_inff()));
-  }
-  template <class T> static LK_INLINE T apply(T a, T b) { return max(a, b); }
+enum class mem_flags : unsigned {
+  mem_none = 0,
+  mem_device = lk::kFlagDevice,
+  mem_threadgroup = lk::kFlagThreadgroup,
+  mem_texture = 4,
+  mem_threadgroup_imageblock = 8,
+  mem_object_data = 16,
 };
-struct Min {
-  template <class T> static LK_INLINE T identity() {
-    typedef typename element_of<T>::type E;
-    if constexpr (std::is_integral_v<E>) return T(std::numeric_limits<E>::max());
-    else return T(E(__builtin_inff()));
+LK_INLINE mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(unsigned(a) | unsigned(b)); }
+LK_INLINE void threadgroup_barrier(mem_flags ordered, LK_CALLER_LINE) { lk_threadgroup_barrier(unsigned(ordered), line_); }
+LK_INLINE void simdgroup_barrier(mem_flags ordered, LK_CALLER_LINE) { lk_simdgroup_barrier(unsigned(ordered), line_); }
+
+// What all lanes of a simdgroup brought to one call.
+constexpr uint kLanes = 32, kSlotBytes = 64;
+template <class T> struct Brought {
+  static_assert(sizeof(T) <= kSlotBytes, "a lane brings 64 bytes at the most");
+  lk::Exchange all;
+  int line;
+
+  LK_INLINE Brought(const T& mine, lk::Operation operation, int line, lk::Reduce reduce = nullptr)
+      : all(lk_exchange(&mine, sizeof mine, reduce, operation, line)), line(line) {}
+  LK_INLINE uint me() const { return all.lane; }
+  LK_INLINE bool is_active(uint lane) const { return all.mask >> lane & 1; }
+  LK_INLINE uint first_active() const { return __builtin_ctz(all.mask); }
+  // Lane numbers go round. Of a lane that took no part the value is undefined: that is reported, and its last one given.
+  LK_INLINE T by(uint lane) const {
+    lane %= kLanes;
+    if (!is_active(lane)) lk_inactive_lane(lane, line);
+    return read(all.slots + lane * kSlotBytes);
   }
-  template <class T> static LK_INLINE T apply(T a, T b) { return min(a, b); }
+  LK_INLINE T combined() const { return read(all.combined); }
+
+  static LK_INLINE T read(const char* bytes) {
+    T value;
+    __builtin_memcpy(&value, bytes, sizeof value);
+    return value;
+  }
 };
-struct And { template <class T> static LK_INLINE T identity() { return T(~T(0)); } template <class T> static LK_INLINE T apply(T a, T b) { return T(a & b); } };
-struct Or { template <class T> static LK_INLINE T identity() { return T(0); } template <class T> static LK_INLINE T apply(T a, T b) { return T(a | b); } };
-struct Xor { template <class T> static LK_INLINE T identity() { return T(0); } template <class T> static LK_INLINE T apply(T a, T b) { return T(a ^ b); } };
 
-// In the order of an ascending xor butterfly: distances 1, 2, 4, 8, 16.
-template <class T, class Op> LK_OPAQUE void reduce_lanes(const char* slots, uint32_t mask, void* out) {
-  T a[32];
-  for (int i = 0; i < 32; i++) {
-    if (mask >> i & 1) __builtin_memcpy(&a[i], slots + 64 * i, sizeof(T));
-    else a[i] = Op::template identity<T>();
-  }
-  for (int d = 1; d < 32; d *= 2)
-    for (int i = 0; i < 32; i += 2 * d) a[i] = Op::apply(a[i], a[i + d]);
-  __builtin_memcpy(out, &a[0], sizeof(T));
+// ------------------------------------------------------------------ sums and the like
+// An operation with the value that changes nothing in it.
+template <class T> LK_INLINE T lowest_of() {
+  using Element = typename element_of<T>::type;
+  if constexpr (std::is_integral_v<Element>) return T(std::numeric_limits<Element>::min());
+  else return T(Element(-__builtin_inff()));
 }
-#define LK_REDUCTION(name, Op)                                                        \
-  template <class T> LK_INLINE T name(T v, LK_CALLER_LINE) {                          \
-    lk::Exchange x = exchange(v, lk::kReduce, line_, reduce_lanes<T, Op>);            \
-    T r;                                                                              \
-    __builtin_memcpy(&r, x.combined, sizeof r);                                       \
-    return r;                                                                         \
-  }
-LK_REDUCTION(simd_sum, Add) LK_REDUCTION(simd_product, Multiply) LK_REDUCTION(simd_max, Max) LK_REDUCTION(simd_min, Min)
-LK_REDUCTION(simd_and, And) LK_REDUCTION(simd_or, Or) LK_REDUCTION(simd_xor, Xor)
-#undef LK_REDUCTION
+template <class T> LK_INLINE T highest_of() {
+  using Element = typename element_of<T>::type;
+  if constexpr (std::is_integral_v<Element>) return T(std::numeric_limits<Element>::max());
+  else return T(Element(__builtin_inff()));
+}
+#define LK_COMBINATION(Name, neutral_value, result)                       \
+  struct Name {                                                           \
+    template <class T> static LK_INLINE T neutral() { return T(neutral_value); } \
+    template <class T> static LK_INLINE T of(T a, T b) { return T(result); }     \
+  };
+LK_COMBINATION(Sum, 0, a + b)
+LK_COMBINATION(Product, 1, a * b)
+LK_COMBINATION(Largest, lowest_of<T>(), max(a, b))
+LK_COMBINATION(Smallest, highest_of<T>(), min(a, b))
+LK_COMBINATION(Conjunction, ~T(0), a & b)
+LK_COMBINATION(Disjunction, 0, a | b)
+LK_COMBINATION(Parity, 0, a ^ b)
+#undef LK_COMBINATION
 
-// ------------------------------------------------------------------ shuffles
-template <class T> LK_INLINE T simd_shuffle(T v, ushort lane, LK_CALLER_LINE) { return value_of<T>(exchange(v, lk::kShuffle, line_), lane, line_); }
-template <class T> LK_INLINE T simd_broadcast(T v, ushort lane, LK_CALLER_LINE) { return value_of<T>(exchange(v, lk::kBroadcast, line_), lane, line_); }
-template <class T> LK_INLINE T simd_broadcast_first(T v, LK_CALLER_LINE) {
-  lk::Exchange x = exchange(v, lk::kBroadcast, line_);
-  return value_of<T>(x, __builtin_ctz(x.mask), line_);
+// Neighbours first, then pairs of them, and so on: the order of a butterfly over lane distances 1, 2, 4, 8, 16.
+template <class T, class Combination> LK_OPAQUE void combine_lanes(const char* slots, uint32_t mask, void* result) {
+  T values[kLanes];
+  for (uint lane = 0; lane < kLanes; lane++)
+    values[lane] = mask >> lane & 1 ? Brought<T>::read(slots + lane * kSlotBytes) : Combination::template neutral<T>();
+  for (uint left = kLanes / 2; left > 0; left /= 2)
+    for (uint pair = 0; pair < left; pair++) values[pair] = Combination::of(values[2 * pair], values[2 * pair + 1]);
+  __builtin_memcpy(result, values, sizeof(T));
 }
-template <class T> LK_INLINE T simd_shuffle_xor(T v, ushort mask, LK_CALLER_LINE) {
-  lk::Exchange x = exchange(v, lk::kShuffleXor, line_);
-  return value_of<T>(x, x.lane ^ mask, line_);
+template <class Combination, class T> LK_INLINE T combine_all(T mine, int line) {
+  return Brought<T>(mine, lk::kReduce, line, combine_lanes<T, Combination>).combined();
 }
-// Lanes past the edge keep their own value.
-template <class T> LK_INLINE T simd_shuffle_down(T v, ushort delta, LK_CALLER_LINE) {
-  lk::Exchange x = exchange(v, lk::kShuffleDown, line_);
-  return x.lane + delta < 32 ? value_of<T>(x, x.lane + delta, line_) : v;
+template <class T> LK_INLINE T simd_sum(T mine, LK_CALLER_LINE) { return combine_all<Sum>(mine, line_); }
+template <class T> LK_INLINE T simd_product(T mine, LK_CALLER_LINE) { return combine_all<Product>(mine, line_); }
+template <class T> LK_INLINE T simd_max(T mine, LK_CALLER_LINE) { return combine_all<Largest>(mine, line_); }
+template <class T> LK_INLINE T simd_min(T mine, LK_CALLER_LINE) { return combine_all<Smallest>(mine, line_); }
+template <class T> LK_INLINE T simd_and(T mine, LK_CALLER_LINE) { return combine_all<Conjunction>(mine, line_); }
+template <class T> LK_INLINE T simd_or(T mine, LK_CALLER_LINE) { return combine_all<Disjunction>(mine, line_); }
+template <class T> LK_INLINE T simd_xor(T mine, LK_CALLER_LINE) { return combine_all<Parity>(mine, line_); }
+
+// Over the active lanes below this one, from the first on; inclusive ones with this lane's value.
+template <class Combination, class T> LK_INLINE T combine_before(T mine, bool inclusive, int line) {
+  Brought<T> values(mine, lk::kPrefix, line);
+  T total = Combination::template neutral<T>();
+  for (uint lane = 0; lane < values.me() + inclusive; lane++)
+    if (values.is_active(lane)) total = Combination::of(total, values.by(lane));
+  return total;
 }
-template <class T> LK_INLINE T simd_shuffle_up(T v, ushort delta, LK_CALLER_LINE) {
-  lk::Exchange x = exchange(v, lk::kShuffleUp, line_);
-  return x.lane >= delta ? value_of<T>(x, x.lane - delta, line_) : v;
-}
-template <class T> LK_INLINE T simd_shuffle_rotate_down(T v, ushort delta, LK_CALLER_LINE) {
-  lk::Exchange x = exchange(v, lk::kShuffleDown, line_);
-  return value_of<T>(x, (x.lane + delta) & 31, line_);
-}
-template <class T> LK_INLINE T simd_shuffle_rotate_up(T v, ushort delta, LK_CALLER_LINE) {
-  lk::Exchange x = exchange(v, lk::kShuffleUp, line_);
-  return value_of<T>(x, (x.lane - delta) & 31, line_);
-}
-template <class T> struct WithFill { T value, fill; };
-template <class T> LK_INLINE T simd_shuffle_and_fill_up(T v, T fill, ushort delta, LK_CALLER_LINE) {
-  WithFill<T> p{v, fill};
-  lk::Exchange x = exchange(p, lk::kFill, line_);
-  return x.lane >= delta ? value_of<WithFill<T>>(x, x.lane - delta, line_).value : value_of<WithFill<T>>(x, 32 + x.lane - delta, line_).fill;
-}
-template <class T> LK_INLINE T simd_shuffle_and_fill_down(T v, T fill, ushort delta, LK_CALLER_LINE) {
-  WithFill<T> p{v, fill};
-  lk::Exchange x = exchange(p, lk::kFill, line_);
-  return x.lane + delta < 32 ? value_of<WithFill<T>>(x, x.lane + delta, line_).value : value_of<WithFill<T>>(x, x.lane + delta - 32, line_).fill;
+template <class T> LK_INLINE T simd_prefix_inclusive_sum(T mine, LK_CALLER_LINE) { return combine_before<Sum>(mine, true, line_); }
+template <class T> LK_INLINE T simd_prefix_exclusive_sum(T mine, LK_CALLER_LINE) { return combine_before<Sum>(mine, false, line_); }
+template <class T> LK_INLINE T simd_prefix_inclusive_product(T mine, LK_CALLER_LINE) { return combine_before<Product>(mine, true, line_); }
+template <class T> LK_INLINE T simd_prefix_exclusive_product(T mine, LK_CALLER_LINE) { return combine_before<Product>(mine, false, line_); }
+
+// ------------------------------------------------------------------ one lane's value
+#define LK_TAKES(name, operation, source)                                    \
+  template <class T> LK_INLINE T name(T mine, ushort given, LK_CALLER_LINE) { \
+    Brought<T> values(mine, operation, line_);                               \
+    uint me = values.me(), other = given;                                    \
+    return values.by(source);                                                \
+  }
+LK_TAKES(simd_shuffle, lk::kShuffle, (void(me), other))
+LK_TAKES(simd_broadcast, lk::kBroadcast, (void(me), other))
+LK_TAKES(simd_shuffle_xor, lk::kShuffleXor, me ^ other)
+LK_TAKES(quad_broadcast, lk::kBroadcast, me / 4 * 4 + other % 4)
+LK_TAKES(simd_shuffle_rotate_down, lk::kShuffleDown, me + other)
+LK_TAKES(simd_shuffle_rotate_up, lk::kShuffleUp, me - other)
+// A lane whose source lies beyond the edge keeps its own value.
+LK_TAKES(simd_shuffle_down, lk::kShuffleDown, me + other < kLanes ? me + other : me)
+LK_TAKES(simd_shuffle_up, lk::kShuffleUp, me >= other ? me - other : me)
+#undef LK_TAKES
+template <class T> LK_INLINE T quad_shuffle_xor(T mine, ushort mask, LK_CALLER_LINE) { return simd_shuffle_xor(mine, mask % 4, line_); }
+template <class T> LK_INLINE T simd_broadcast_first(T mine, LK_CALLER_LINE) {
+  Brought<T> values(mine, lk::kBroadcast, line_);
+  return values.by(values.first_active());
 }
 
-// ------------------------------------------------------------------ prefix operations, over the active lanes
-template <class T, class Op> LK_INLINE T prefix(const lk::Exchange& x, uint end, int line) {
-  T r = Op::template identity<T>();
-  for (uint i = 0; i < end; i++) if (x.mask >> i & 1) r = Op::apply(r, value_of<T>(x, i, line));
-  return r;
+// As if two simdgroups lay beside each other, one with the values and one with what fills up.
+template <class T> struct Filled { T value, filling; };
+template <class T> LK_INLINE T simd_shuffle_and_fill_up(T mine, T filling, ushort delta, LK_CALLER_LINE) {
+  Brought<Filled<T>> pairs({mine, filling}, lk::kFill, line_);
+  Filled<T> pair = pairs.by(pairs.me() - delta);
+  return delta > pairs.me() ? pair.filling : pair.value;
 }
-#define LK_PREFIX(name, Op, Inclusive)                                                       \
-  template <class T> LK_INLINE T name(T v, LK_CALLER_LINE) {                                 \
-    lk::Exchange x = exchange(v, lk::kPrefix, line_);                                        \
-    return prefix<T, Op>(x, x.lane + Inclusive, line_);                                      \
-  }
-LK_PREFIX(simd_prefix_inclusive_sum, Add, 1) LK_PREFIX(simd_prefix_exclusive_sum, Add, 0)
-LK_PREFIX(simd_prefix_inclusive_product, Multiply, 1) LK_PREFIX(simd_prefix_exclusive_product, Multiply, 0)
-#undef LK_PREFIX
+template <class T> LK_INLINE T simd_shuffle_and_fill_down(T mine, T filling, ushort delta, LK_CALLER_LINE) {
+  Brought<Filled<T>> pairs({mine, filling}, lk::kFill, line_);
+  Filled<T> pair = pairs.by(pairs.me() + delta);
+  return pairs.me() + delta >= kLanes ? pair.filling : pair.value;
+}
 
 // ------------------------------------------------------------------ votes
 struct simd_vote {
-  typedef uint64_t vote_t;
-  vote_t bits;
-  LK_INLINE explicit operator vote_t() const { return bits; }
-  LK_INLINE bool all() const { return (uint32_t)bits == ~0u; }
-  LK_INLINE bool any() const { return bits != 0; }
+  using vote_t = uint64_t;
+  vote_t lanes;  // bit i: lane i
+  LK_INLINE explicit operator vote_t() const { return lanes; }
+  LK_INLINE bool any() const { return lanes > 0; }
+  LK_INLINE bool all() const { return uint32_t(~lanes) == 0; }
 };
-LK_INLINE simd_vote simd_ballot(bool v, LK_CALLER_LINE) {
-  lk::Exchange x = exchange(v, lk::kVote, line_);
-  simd_vote r{0};
-  for (uint i = 0; i < 32; i++) if (x.mask >> i & 1 && value_of<bool>(x, i, line_)) r.bits |= 1ull << i;
-  return r;
+LK_INLINE simd_vote simd_ballot(bool mine, LK_CALLER_LINE) {
+  Brought<bool> votes(mine, lk::kVote, line_);
+  uint64_t lanes = 0;
+  for (uint lane = 0; lane < kLanes; lane++)
+    if (votes.is_active(lane)) lanes |= uint64_t(votes.by(lane)) << lane;
+  return {lanes};
 }
-LK_INLINE simd_vote simd_active_threads_mask(LK_CALLER_LINE) {
-  char nothing = 0;
-  return {exchange(nothing, lk::kVote, line_).mask};
-}
-LK_INLINE bool simd_any(bool v, LK_CALLER_LINE) { return simd_or(uint(v), line_) != 0; }
-LK_INLINE bool simd_all(bool v, LK_CALLER_LINE) { return simd_and(uint(v), line_) != 0; }
+LK_INLINE simd_vote simd_active_threads_mask(LK_CALLER_LINE) { return {Brought<bool>(true, lk::kVote, line_).all.mask}; }
 LK_INLINE bool simd_is_first(LK_CALLER_LINE) {
-  char nothing = 0;
-  lk::Exchange x = exchange(nothing, lk::kVote, line_);
-  return x.lane == (uint)__builtin_ctz(x.mask);
+  Brought<bool> votes(true, lk::kVote, line_);
+  return votes.first_active() == votes.me();
 }
+LK_INLINE bool simd_any(bool mine, LK_CALLER_LINE) { return combine_all<Disjunction>(uint(mine), line_) == 1; }
+LK_INLINE bool simd_all(bool mine, LK_CALLER_LINE) { return combine_all<Conjunction>(uint(mine), line_) == 1; }
 
 // ------------------------------------------------------------------ groups of four lanes
-template <class T> LK_INLINE T quad_shuffle_xor(T v, ushort mask, LK_CALLER_LINE) { return simd_shuffle_xor(v, mask & 3, line_); }
-template <class T> LK_INLINE T quad_broadcast(T v, ushort lane, LK_CALLER_LINE) {
-  lk::Exchange x = exchange(v, lk::kBroadcast, line_);
-  return value_of<T>(x, (x.lane & ~3u) | (lane & 3), line_);
+template <class Combination, class T> LK_INLINE T combine_quad(T mine, int line) {
+  mine = Combination::of(mine, simd_shuffle_xor(mine, 1, line));
+  return Combination::of(mine, simd_shuffle_xor(mine, 2, line));
 }
-template <class T> LK_INLINE T quad_sum(T v, LK_CALLER_LINE) {
-  v = T(v + simd_shuffle_xor(v, 1, line_));
-  return T(v + simd_shuffle_xor(v, 2, line_));
-}
-template <class T> LK_INLINE T quad_max(T v, LK_CALLER_LINE) {
-  v = max(v, simd_shuffle_xor(v, 1, line_));
-  return max(v, simd_shuffle_xor(v, 2, line_));
-}
-template <class T> LK_INLINE T quad_min(T v, LK_CALLER_LINE) {
-  v = min(v, simd_shuffle_xor(v, 1, line_));
-  return min(v, simd_shuffle_xor(v, 2, line_));
-}
+template <class T> LK_INLINE T quad_sum(T mine, LK_CALLER_LINE) { return combine_quad<Sum>(mine, line_); }
+template <class T> LK_INLINE T quad_max(T mine, LK_CALLER_LINE) { return combine_quad<Largest>(mine, line_); }
+template <class T> LK_INLINE T quad_min(T mine, LK_CALLER_LINE) { return combine_quad<Smallest>(mine, line_); }
 
 }  // namespace metal
