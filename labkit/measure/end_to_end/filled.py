@@ -20,19 +20,22 @@ class Filled:
     Args:
         layouts: of each cache, as `Model.layouts` has them.
         context: tokens.
-        seed: of the values.
+        seed: of the values; None leaves them zero, for who looks at shapes alone.
 
     Raises:
         ValueError: a cache whose arrays are not known beforehand.
     """
 
-    def __init__(self, layouts: Sequence[Layout | None], context: int, seed: int = 0):
+    def __init__(self, layouts: Sequence[Layout | None], context: int, seed: int | None = 0):
         if any(layout is None for layout in layouts):
             raise ValueError("a cache of this model does not say its arrays beforehand: its contexts must be prefilled")
         self.context = context
         self.layouts = list(layouts)
         self.layers: list[list[mx.array]] = []
         for index, layout in enumerate(layouts):
+            if seed is None:
+                self.layers.append([mx.zeros(_shape(spec, context), getattr(mx, spec.dtype)) for spec in layout.arrays])
+                continue
             keys = mx.random.split(mx.random.key((seed << 16) + index), len(layout.arrays))
             self.layers.append([_drawn(s, context, k) for s, k in zip(layout.arrays, keys, strict=True)])
             mx.eval(self.layers[-1])
@@ -66,5 +69,9 @@ def _set_states(cache: Any, arrays: Sequence[mx.array]) -> None:
 
 
 def _drawn(spec: ArraySpec, context: int, key: mx.array) -> mx.array:
-    shape = (1, spec.shape[0], context, *spec.shape[1:]) if spec.per_token else (1, *spec.shape)
-    return mx.random.normal(shape, getattr(mx, spec.dtype), scale=1.0 if spec.name == "keys" else 0.1, key=key)
+    scale = 1.0 if spec.name == "keys" else 0.1
+    return mx.random.normal(_shape(spec, context), getattr(mx, spec.dtype), scale=scale, key=key)
+
+
+def _shape(spec: ArraySpec, context: int) -> tuple[int, ...]:
+    return (1, spec.shape[0], context, *spec.shape[1:]) if spec.per_token else (1, *spec.shape)

@@ -84,7 +84,7 @@ def capture(model: Model, *, context: int = 64, length: int = 1, target: str | N
         raise ValueError(f'target is "metal" or "here", not {target!r}')
     caches = model.make_caches()
     if context:
-        caches = Filled(model.layouts, context).into(caches)
+        caches = Filled(model.layouts, context, None).into(caches)
     known = _origins(model) | {_address(a): "cache" for c in caches for a in _arrays(c.state)}
     sampler = RowSampler(SamplingParams(temperature=0.0), 0)
 
