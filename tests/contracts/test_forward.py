@@ -85,7 +85,8 @@ def test_two_uses_of_one_model_do_not_meet(hybrid):
 def test_embeddings_take_the_place_of_tokens(hybrid):
     model = hybrid.model
     tokens = mx.array([[4, 5, 6]])
-    embeddings = model.module.language_model.model.embed_tokens(tokens)
+    embed = model.embed if hasattr(model, "embed") else model.module.language_model.model.embed_tokens
+    embeddings = embed(tokens)
     wanted = model(tokens, model.make_caches(), Rows.single()).logits
     got = model(mx.zeros_like(tokens), model.make_caches(), Rows.single(), embeddings=embeddings).logits
     np.testing.assert_array_equal(got, wanted)

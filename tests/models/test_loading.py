@@ -28,7 +28,7 @@ def damaged(checkpoint, tmp_path) -> Path:
 @pytest.mark.parametrize("name", ["llama", "llama-untied", "sliding", "hybrid", "hybrid-moe", "mamba"])
 def test_a_folder_in_mlx_lms_format(name, tmp_path):
     folder = write_checkpoint(tmp_path / name, name)
-    loaded = labkit.load(folder)
+    loaded = labkit.load(folder, graph="adapter")
     assert loaded.path == folder
     assert loaded.model.vocab_size == 288
     assert loaded.tokenizer.eos_token_ids == {258}

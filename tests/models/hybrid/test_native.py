@@ -310,15 +310,16 @@ assert "numba" not in sys.modules
 
 def test_what_auto_takes(tmp_path):
     import labkit
+    from labkit.models import LoadError
     from tests.tiny_models import write_checkpoint
 
     folder = write_checkpoint(tmp_path / "hybrid", "hybrid")
     kinds = {graph: type(labkit.load(folder, graph=graph).model).__name__ for graph in ("auto", "native", "adapter")}
     assert kinds == {"auto": "NativeHybrid", "native": "NativeHybrid", "adapter": "Adapter"}
     assert type(labkit.load(folder, dtype=mx.bfloat16).model).__name__ == "Adapter"
-    with pytest.raises(labkit.LoadError, match="float32"):
+    with pytest.raises(LoadError, match="float32"):
         labkit.load(folder, graph="native", dtype=mx.bfloat16)
     other = write_checkpoint(tmp_path / "llama", "llama")
     assert type(labkit.load(other).model).__name__ == "Adapter"
-    with pytest.raises(labkit.LoadError, match="no specialised graph"):
+    with pytest.raises(LoadError, match="no specialised graph"):
         labkit.load(other, graph="native")
