@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from labkit.report.style import COLOURS, GREY
 
+ROWS = COLOURS[:-1]  # grey is for what nobody uses
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -23,12 +25,19 @@ def pool(owners: Sequence[int], title: str, *, shared: Sequence[int] = (), colum
         columns: blocks of a line.
     """
     import matplotlib.pyplot as plt
+    import numpy as np
 
-    lines = -(-len(owners) // columns)
-    figure, axes = plt.subplots(figsize=(7.2, 0.55 + 0.27 * lines))
+    # One small image: hundreds of squares as shapes would weigh a page down, frame by frame of a film.
+    side, lines = 12, -(-len(owners) // columns)
+    image = np.ones((lines * side, columns * side, 3))
     for at, owner in enumerate(owners):
-        _square(axes, at % columns, at // columns, owner, framed=at + 1 in shared)
-    axes.set(xlim=(0, columns), ylim=(lines, 0), title=title, aspect="equal")
+        y, x = at // columns * side, at % columns * side
+        if at + 1 in shared:
+            image[y : y + side, x : x + side] = 0
+        image[y + 2 : y + side - 2, x + 2 : x + side - 2] = _colour(owner)
+    figure, axes = plt.subplots(figsize=(7.2, 0.55 + 6.9 / columns * lines))
+    axes.imshow(image, interpolation="nearest")
+    axes.set(title=title)
     axes.axis("off")
     return figure
 
@@ -53,10 +62,8 @@ def tables(rows: Mapping[str, Sequence[int]], held: Mapping[str, int], block_tok
         axes.add_patch(
             plt.Rectangle((len(blocks) + 0.04, line + 0.08), 0.92, 0.84, facecolor=EMPTY_COLOUR, ec=GREY, lw=0.6)
         )
-        colour = COLOURS[line % len(COLOURS)]
-        axes.add_patch(
-            plt.Rectangle((len(blocks) + 0.04, line + 0.08), 0.92 * share, 0.84, facecolor=colour, alpha=0.55)
-        )
+        colour = _colour(line + 1)
+        axes.add_patch(plt.Rectangle((len(blocks) + 0.04, line + 0.08), 0.92 * share, 0.84, facecolor=colour))
     axes.set(xlim=(-2.2, max(longest, 10)), ylim=(len(rows), 0), title=title)
     axes.axis("off")
     return figure
@@ -77,9 +84,16 @@ def over_time(steps: Sequence[float], series: Mapping[str, Sequence[float]], yla
 def _square(axes: Axes, x: float, y: float, owner: int, *, framed: bool) -> None:
     from matplotlib.patches import Rectangle
 
-    colour = COLOURS[(owner - 1) % len(COLOURS)] if owner > 0 else FREE_COLOUR if owner == 0 else EMPTY_COLOUR
     edge, width = ("black", 1.6) if framed else ("white", 0.6)
-    alpha = 0.55 if owner > 0 else 1.0
     axes.add_patch(
-        Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=colour, edgecolor=edge, linewidth=width, alpha=alpha)
+        Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=_colour(owner), edgecolor=edge, linewidth=width)
     )
+
+
+def _colour(owner: int) -> tuple[float, float, float]:
+    """Of a row, lightened so that numbers can be read on it; grey for free, nearly white for no memory yet."""
+    from matplotlib.colors import to_rgb
+
+    if owner <= 0:
+        return to_rgb(FREE_COLOUR if owner == 0 else EMPTY_COLOUR)
+    return tuple(0.35 + 0.65 * part for part in to_rgb(ROWS[(owner - 1) % len(ROWS)]))
