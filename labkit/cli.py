@@ -24,6 +24,7 @@ COMMANDS = {
     "kernels": "labkit.kernels.commands:app",
     "bench": "labkit.measure.end_to_end.commands:app",
     "trace": "labkit.measure.trace.commands:app",
+    "schedule": "labkit.report.schedule_command:schedule",
     "notebooks": "labkit.report.commands:notebooks_app",
     "book": "labkit.report.commands:book",
 }

@@ -5,9 +5,9 @@
 * Rows wait for at most one chunk: after each chunk of a prompt, every lane of running rows decodes one token before the
   next chunk. A chunk is one forward of at most `chunk` columns, padding included. A prompt waits for at most one token
   of each lane between two of its chunks.
-* Prompts whose rest fits into one chunk are packed into one forward while at most a quarter of it is padding. They
-  and the chunks of longer prompts take turns: a long prompt loses at most every other chunk to short ones, and a
-  short one waits for at most one chunk of a long one beyond those of short ones before it.
+* The first prompt in line and the one that is nearest to its end take turns: the first one loses at most every other
+  chunk to shorter ones, and a short prompt behind a long one waits for one chunk of it, not for all.
+* A prompt's last chunk takes others' last chunks along, while all fit into one chunk and at most a quarter is padding.
 * A prompt that `follows` another is not computed: it gets the state of the prefix that they share.
 * Chunks end on the grid (multiples of its width from the prompt's beginning) whatever else happens, so that where a
   prompt is cut depends on nothing but its length; stored prefixes lie on the same grid.
@@ -74,7 +74,7 @@ class Scheduler:
     def __init__(self, grid: int, *, pack: bool = True):
         self.grid, self.pack = grid, pack
         self._owed: list[str] = []  # lanes that decode before the next chunk
-        self._last: Literal["short", "long"] | None = None
+        self._first_was_last = False  # whether the first in line had the last turn
 
     def plan(self, prompts: Sequence[Prompt], lanes: Sequence[str], chunk: int | None = None) -> Plan:
         """The next step.
@@ -97,15 +97,10 @@ class Scheduler:
     def _prefill(self, prompts: Sequence[Prompt], chunk: int) -> Plan | None:
         if not prompts:
             return None
-        short = [prompt for prompt in prompts if self._end(prompt, chunk) == prompt.goal]
-        long = [prompt for prompt in prompts if self._end(prompt, chunk) < prompt.goal]
-        if short and long:
-            first = "short" if prompts[0] is short[0] else "long"
-            turn = first if self._last is None else "long" if self._last == "short" else "short"
-        else:
-            turn = "short" if short else "long"
-        self._last = turn
-        chosen = self._packed(short, chunk) if turn == "short" else long[:1]
+        first, quickest = prompts[0], min(prompts, key=lambda prompt: -(-(prompt.goal - prompt.done) // chunk))
+        turn = quickest if self._first_was_last else first
+        self._first_was_last = turn is first
+        chosen = [turn] if self._end(turn, chunk) < turn.goal else self._packed(turn, prompts, chunk)
         spans = tuple((prompt.done, self._end(prompt, chunk)) for prompt in chosen)
         return Plan("prefill", tuple(prompt.id for prompt in chosen), spans)
 
@@ -113,14 +108,16 @@ class Scheduler:
         """Where the next chunk of a prompt ends."""
         return min(prompt.done + chunk, (prompt.done // self.grid + 1) * self.grid, prompt.goal)
 
-    def _packed(self, short: Sequence[Prompt], chunk: int) -> list[Prompt]:
-        """The first in line, and whoever fits beside it."""
-        chosen = [short[0]]
-        if short[0].alone or not self.pack:
+    def _packed(self, turn: Prompt, prompts: Sequence[Prompt], chunk: int) -> list[Prompt]:
+        """A prompt at its last chunk, and whose last chunks fit beside it."""
+        chosen = [turn]
+        if turn.alone or not self.pack:
             return chosen
-        for prompt in short[1:]:
+        for prompt in prompts:
+            if prompt is turn or prompt.alone or self._end(prompt, chunk) < prompt.goal:
+                continue
             lengths = [other.goal - other.done for other in (*chosen, prompt)]
             columns = len(lengths) * max(lengths)
-            if not prompt.alone and columns <= chunk and columns - sum(lengths) <= PADDING_SHARE * columns:
+            if columns <= chunk and columns - sum(lengths) <= PADDING_SHARE * columns:
                 chosen.append(prompt)
         return chosen

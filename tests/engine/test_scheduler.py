@@ -88,20 +88,28 @@ def test_one_prompt_of_twenty_chunks_leaves_half_the_steps_to_a_running_row():
     assert all(a != "prefill" or b != "prefill" for a, b in pairwise(kinds))
 
 
-def test_a_long_prompt_loses_at_most_every_other_chunk_to_short_ones():
+def test_the_first_in_line_loses_at_most_every_other_chunk_to_short_ones():
     scheduler, long, turns = Scheduler(GRID), 0, []
     for number in range(40):
-        prompts = [Prompt(f"short{number}", 0, 10), Prompt("long", long, 10_000)]
-        plan = scheduler.plan(prompts, [])
+        plan = scheduler.plan([Prompt("long", long, 10_000), Prompt(f"short{number}", 0, 10)], [])
         turns.append(plan.rows[0][:4])
         if plan.rows == ("long",):
             long = plan.spans[0][1]
-    assert turns.count("long") >= 19
-    # And a short one that comes behind a long one is computed after one of its chunks, not after all of them.
-    scheduler = Scheduler(GRID)
-    first = scheduler.plan([Prompt("long", 0, 10_000)], [])
-    second = scheduler.plan([Prompt("long", GRID, 10_000), Prompt("short", 0, 5)], [])
-    assert (first.rows, second.rows) == (("long",), ("short",))
+    assert turns.count("long") == 20
+
+
+@pytest.mark.parametrize("length", [5, 40])
+def test_a_short_prompt_behind_a_long_one_waits_for_one_chunk_of_it_a_chunk(length):
+    scheduler, done = Scheduler(GRID), {"long": 0, "short": 0}
+    goals = {"long": 100 * GRID, "short": length}
+    scheduler.plan([Prompt("long", 0, goals["long"])], [])
+    turns = []
+    while done["short"] < length:
+        plan = scheduler.plan([Prompt(id, at, goals[id]) for id, at in done.items()], [])
+        turns.append(plan.rows[0])
+        done[plan.rows[0]] = plan.spans[0][1]
+    chunks = -(-length // GRID)
+    assert turns == (["short", "long"] * chunks)[:-1]
 
 
 @settings(max_examples=100, deadline=None)
