@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from labkit import devices
+from labkit import __version__, devices
 from labkit.caches import Cache
 from labkit.engine.prefix import hashing
 from labkit.engine.prefix.chains import Chains
@@ -280,4 +280,6 @@ def _numerics(model: Any, mode: str) -> str:
     """Whose arithmetic it is."""
     device = devices.this_device()
     graph = f"{type(model).__module__}.{type(model).__qualname__}"
-    return "|".join((graph, getattr(model, "numerics", ""), mode, device.kind, device.name, f"mlx {mx.__version__}"))
+    switches = [f"{name}={getattr(model, name)!r}" for name in ("variants", "invariant") if hasattr(model, name)]
+    versions = f"labkit {__version__}, mlx {mx.__version__}"
+    return "|".join((graph, *switches, str(model.dtype), mode, device.kind, device.name, versions))

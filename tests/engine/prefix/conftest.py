@@ -24,12 +24,12 @@ class Witness:
     """Layers of the given kinds. Column t of every layer, and every state, is made from the tokens up to there.
 
     Attributes:
-        model, fingerprint: what a store asks a loaded model for.
+        model, fingerprint, dtype, layouts: what a store asks of a loaded model.
     """
 
     def __init__(self, *kinds: str, fingerprint: str = "witness"):
         self.kinds, self.fingerprint, self.model = kinds, fingerprint, self
-        self.layouts = [None] * len(kinds)
+        self.dtype, self.layouts = mx.float32, [None] * len(kinds)
         self.layouts = [cache.layout for cache in self.after([1, 2])]
 
     def make_caches(self) -> list[Cache]:

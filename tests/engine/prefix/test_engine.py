@@ -14,7 +14,7 @@ from labkit.engine import RequestFailed
 from labkit.engine.prefix import PrefixStore
 
 B = 16
-MODELS = ["llama", "sliding", "hybrid"]
+MODELS = ["llama", "sliding", "hybrid", "hybrid on mlx-lm"]
 
 
 def prompt(length: int, first: int = 7) -> list[int]:
@@ -28,9 +28,15 @@ def answer(engine: labkit.Engine, tokens, **options) -> tuple:
     return (done.tokens, done.logprobs, done.finish_reason), done.usage.cached_tokens
 
 
+@pytest.fixture(scope="session")
+def on_adapter(loaded) -> labkit.LoadedModel:
+    return labkit.load(loaded("hybrid").path, graph="adapter")
+
+
 @pytest.fixture(params=MODELS)
 def model(request, loaded) -> labkit.LoadedModel:
-    return loaded(request.param)
+    """Whoever computes: mlx-lm's modules, and what `load` takes for a hybrid on this device."""
+    return request.getfixturevalue("on_adapter") if request.param == "hybrid on mlx-lm" else loaded(request.param)
 
 
 @pytest.fixture
@@ -229,9 +235,23 @@ def test_a_request_goes_on_from_its_last_committed_block_after_a_kill(tmp_path, 
         assert store.stats()["disk"].get("damaged", 0) == 0
 
 
-def test_the_shipped_hybrid_continues_with_the_same_bits(tmp_path):
-    model, tokens = labkit.load("tiny-hybrid", graph="adapter"), prompt(3 * 64 + 9)
-    wanted, _ = answer(labkit.Engine(model, prefill_chunk=64), tokens)
-    for expected in (0, 3 * 64):
-        with PrefixStore(model, tmp_path / "store", width=64, keep_free_bytes=0) as store:
+@pytest.mark.parametrize("graph", ["adapter", "auto"])
+def test_the_shipped_hybrid_continues_with_the_same_bits(tmp_path, graph):
+    model, tokens = labkit.load("tiny-hybrid", graph=graph), prompt(3 * B + 9)
+    wanted, _ = answer(labkit.Engine(model, prefill_chunk=B), tokens)
+    for expected in (0, 3 * B):
+        with PrefixStore(model, tmp_path / "store", width=B, keep_free_bytes=0) as store:
             assert answer(labkit.Engine(model, prefixes=store), tokens) == (wanted, expected)
+
+
+def test_engines_with_and_without_pages_share_a_store(model, store):
+    if not getattr(model.model, "takes_pages", False):
+        pytest.skip(f"{type(model.model).__name__} reads plain caches only")
+    tokens = prompt(3 * B + 5)
+    wanted, _ = answer(labkit.Engine(model, prefill_chunk=B, kv="paged", block_tokens=8), tokens)
+    for length, kv in ((2 * B + 3, "contiguous"), (3 * B + 5, "paged"), (3 * B + 5, "contiguous")):
+        options = {"kv": "paged", "block_tokens": 8} if kv == "paged" else {}
+        found, cached = answer(labkit.Engine(model, prefixes=store, **options), tokens[:length])
+        assert cached == {2 * B + 3: 0, 3 * B + 5: 2 * B if kv == "paged" else 3 * B}[length]
+        if length == len(tokens):
+            assert found == wanted

@@ -75,7 +75,7 @@ def test_what_else_a_prefix_depends_on_keeps_chains_apart(open_store, hybrid):
     assert restored(store, hybrid, PROMPT, extra=[(40, "image")]) == 40
 
 
-@pytest.mark.parametrize("other", ["fingerprint", "layout", "width", "numerics"])
+@pytest.mark.parametrize("other", ["fingerprint", "layout", "width", "numerics", "invariant"])
 def test_another_model_reads_nothing_of_it(open_store, hybrid, other):
     commit_all(open_store(hybrid), hybrid, PROMPT)
     loaded, options = hybrid, {}
@@ -83,6 +83,9 @@ def test_another_model_reads_nothing_of_it(open_store, hybrid, other):
         loaded = Witness(*hybrid.kinds, fingerprint="another")
     elif other == "layout":
         loaded = Witness(*reversed(hybrid.kinds))
+    elif other == "invariant":
+        loaded = Witness(*hybrid.kinds)
+        loaded.invariant = True
     elif other == "width":
         options = {"width": 4}
     else:
@@ -133,7 +136,7 @@ def test_a_cache_that_is_no_bytes_is_refused_at_the_door(open_store):
         def is_trimmable(self) -> bool:
             return False
 
-    model = SimpleNamespace(make_caches=lambda: [Foreign(Unknown())], layouts=[None])
+    model = SimpleNamespace(make_caches=lambda: [Foreign(Unknown())], layouts=[None], dtype=mx.float32)
     with pytest.raises(Unsupported, match="prefix store"):
         open_store(SimpleNamespace(model=model, fingerprint="x"))
 
