@@ -192,6 +192,7 @@ def test_the_command_prints_counts_and_json(tmp_path):
     assert shown.exit_code == 0
     assert "Longest chain" in shown.output
     assert (tmp_path / "g.svg").is_file()
+    assert json.loads(run("--json").stdout)["graph"] == "specialised"
     counted = json.loads(run("--graph", "adapter", "--json").stdout)
     assert counted["stages"] <= counted["launches"]
     assert counted["bytes_over_floor"] > 1

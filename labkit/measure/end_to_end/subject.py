@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from labkit.measure import model_costs
 from labkit.models import synthetic
 from labkit.models.contract import Model
 from labkit.models.files import LoadError
-from labkit.models.hybrid import Hybrid, Variants
+from labkit.models.hybrid import Hybrid, NotSpecialised, Variants
 from labkit.models.synthetic import shapes
 
 GRAPHS = ("auto", "adapter", "specialised", "native")
@@ -78,9 +79,14 @@ def open_subject(
     if graph not in GRAPHS:
         raise LoadError(f"graph is one of {', '.join(GRAPHS)}, not {graph!r}")
     if name in shapes() or _without_weights(Path(name).expanduser()):
-        if graph == "auto":
-            graph = "adapter" if devices.this_device().kind == "cpu" else "specialised"
-        made = synthetic(name, layers=layers, skew=skew, seed=seed, dtype=dtype, graph=graph, **sizes)
+        own = "native" if devices.this_device().kind == "cpu" else "specialised"
+        make = partial(synthetic, name, layers=layers, skew=skew, seed=seed, dtype=dtype, **sizes)
+        try:
+            made = make(graph=own if graph == "auto" else graph)
+        except NotSpecialised:
+            if graph != "auto":
+                raise
+            made = make(graph="adapter")
         model = made.model
         return Subject(name, _graph_name(model), model, made.module, made.config, made.fingerprint, made.weights_bytes)
     if layers is not None or skew or sizes:

@@ -17,7 +17,8 @@ app = typer.Typer(help="One step taken apart: launches, stages, bytes.", no_args
 def decode(
     model: Annotated[str, typer.Argument(help="What labkit can load, or a shape such as qwen3.6-35b-a3b.")],
     graph: Annotated[
-        Literal["auto", "adapter", "specialised"], typer.Option(help="Who computes the model: mlx-lm's graph or ours.")
+        Literal["auto", "adapter", "specialised"],
+        typer.Option(help="Whose graph: mlx-lm's or, where it covers the model, ours."),
     ] = "auto",
     context: Annotated[int, typer.Option(min=1, help="Tokens in the caches.")] = 4096,
     layers: Annotated[int | None, typer.Option(min=1, help="Of a shape without weights: fewer layers.")] = None,
@@ -37,10 +38,16 @@ def decode(
     from labkit.measure.trace import StepTrace, capture, pictures
     from labkit.measure.trace.step import as_record
     from labkit.models import LoadError
+    from labkit.models.hybrid import NotSpecialised
 
     try:
         with console.stderr.status(f"loading {model}"):
-            subject = open_subject(model, graph=graph, layers=layers)
+            try:
+                subject = open_subject(model, graph="specialised" if graph == "auto" else graph, layers=layers)
+            except NotSpecialised:
+                if graph == "specialised":
+                    raise
+                subject = open_subject(model, graph="adapter", layers=layers)
         trace = StepTrace.of(
             capture(subject.model, context=context, target=target), subject.costs, copies_updates=copies
         )
