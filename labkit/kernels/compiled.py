@@ -14,6 +14,7 @@ the top of a module that GPUs load too.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -32,26 +33,28 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 SOURCES = ("loops.py", "tiles.py", "vectors.py", "compiled.py")
 """Endings of the files whose functions are compiled into each other."""
 
-_OPTIONS = {"error_model": "numpy", "cache": True, "nogil": True}
 _BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def loop(function: Callable) -> Callable:
     """Compile a function at its first call; it runs without Python's lock, in one thread."""
-    with _own_cache():
-        return numba.njit(fastmath=FAST, **_OPTIONS)(function)
+    return _compiled(function, FAST)
 
 
 def inner(function: Callable) -> Callable:
     """Compile a function into those that call it."""
-    with _own_cache():
-        return numba.njit(fastmath=FAST, **_OPTIONS, **_BARE)(function)
+    return _compiled(function, FAST, **_BARE)
 
 
 def exact(function: Callable) -> Callable:
     """`inner`, every operation as it is written."""
-    with _own_cache():
-        return numba.njit(fastmath={"nsz"}, **_OPTIONS, **_BARE)(function)
+    return _compiled(function, {"nsz"}, **_BARE)
+
+
+def _compiled(function: Callable, fastmath: set[str], **options: bool) -> Callable:
+    with _own_cache() as cached:
+        options |= {"error_model": "numpy", "nogil": True, "cache": cached}
+        return numba.njit(fastmath=fastmath, **options)(function)
 
 
 def entry(function: Callable) -> Callable:
@@ -61,10 +64,9 @@ def entry(function: Callable) -> Callable:
     address alone was taken does not.
     """
     count = len(inspect.signature(function).parameters)
-    with _own_cache():
-        compiled = numba.cfunc(types.void(*[types.int64] * count), fastmath=FAST, error_model="numpy", cache=True)(
-            function
-        )
+    signature = types.void(*[types.int64] * count)
+    with _own_cache() as cached:
+        compiled = numba.cfunc(signature, fastmath=FAST, error_model="numpy", cache=cached)(function)
     symbol = f"labkit_{function.__name__}"
     binding.add_symbol(symbol, compiled.address)
 
@@ -95,20 +97,24 @@ def _with_arguments(function: Callable, names: list[str]) -> Callable:
 
 
 @contextmanager
-def _own_cache() -> Iterator[None]:
+def _own_cache() -> Iterator[bool]:
     """numba's own cache looks at one file, though a function is compiled together with those it calls from others: so
-    the folder of all of them is named after the text of all of them."""
-    kept = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(_folder())
+    the folder of all of them is named after the text of all of them. Yields whether there is such a folder."""
+    kept, folder = numba.config.CACHE_DIR, _folder()
+    numba.config.CACHE_DIR = folder or kept
     try:
-        yield
+        yield folder is not None
     finally:
         numba.config.CACHE_DIR = kept
 
 
 @cache
-def _folder() -> Path:
+def _folder() -> str | None:
     package = Path(__file__).resolve().parents[1]
     files = sorted(path for path in package.rglob("*.py") if path.name.endswith(SOURCES))
     key = content_key(numba.__version__, *(path.read_bytes() for path in files))
-    return ArtefactCache().get(key, lambda folder: None)
+    try:
+        return str(ArtefactCache().get(key, lambda folder: None))
+    except OSError as error:
+        warnings.warn(f"loops are compiled anew at each start, for half a minute: {error}", stacklevel=2)
+        return None
