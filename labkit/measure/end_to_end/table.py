@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,12 +43,13 @@ def rows(records: Sequence[Mapping[str, Any]], kind: str) -> tuple[list[str], li
 
 
 def curves(records: Sequence[Mapping[str, Any]], costs: ModelCosts) -> dict[str, dict[str, Curve]]:
-    """For each kind and side with at least three points, the fitted cost curve."""
+    """For each kind and side with at least three points, the fitted cost curve of the fastest samples: how a cost grows
+    shows in what it takes when nothing else is going on."""
     result: dict[str, dict[str, Curve]] = {}
     for kind, fit in (("prefill", prefill_curve), ("decode", decode_curve)):
         for name in side_names(records):
             points = sorted(
-                (r["length"], statistics.median(r["sides"][name]["seconds"]))
+                (r["length"], min(r["sides"][name]["seconds"]))
                 for r in records
                 if r["kind"] == kind and name in r["sides"]
             )
