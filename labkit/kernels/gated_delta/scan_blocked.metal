@@ -18,8 +18,8 @@ for (int t = part; t < length; t += PARTS) {
 }
 for (int i = thread_id; i < DK * WIDTH; i += THREADS) state_out[state_at + i] = state[state_at + i];
 
+// A thread takes out what it put back itself, behind a token's last barrier: between blocks none is needed.
 for (int begin = first; begin < last; begin += TOKENS) {
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
   for (int i = thread_id; i < DK * WIDTH; i += THREADS) tile[i % DK * WIDTH + i / DK] = state_out[state_at + i];
   for (int t = begin; t < min(begin + TOKENS, last); t++) {
     auto key = k + ((row + t) * HK + hk) * DK + part * N;
@@ -48,6 +48,5 @@ for (int begin = first; begin < last; begin += TOKENS) {
       y[((row + t) * HV + hv) * DV + column0 + column] = static_cast<T>(sum);
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int i = thread_id; i < DK * WIDTH; i += THREADS) state_out[state_at + i] = tile[i % DK * WIDTH + i / DK];
 }

@@ -135,6 +135,9 @@ template <int COPIES, int STAGES> struct AsyncCopies {
   int oldest = 0, newest = 0, filling = 0;
   METAL_FUNC void copy(threadgroup uint4* to, const device uint4* from, bool valid) {
     data[newest % STAGES][filling] = valid ? *from : four_words(0, 0, 0, 0);
+#if defined(LABKIT_SIMULATOR)
+    *to = four_words(~0u, ~0u, ~0u, ~0u);  // may land as early as now: who still reads what was there is in a race
+#endif
     target[newest % STAGES][filling++] = to;
   }
   METAL_FUNC void commit() {
