@@ -25,6 +25,10 @@ FEW = 8
 """Tokens of one forward up to which a kernel reads through the block table; longer chunks gather first."""
 
 
+UNEVEN = 1.5
+"""How many times the mean the longest row must be for rows to be cut into blocks and no longer into equal parts."""
+
+
 class PagedCache(Cache):
     """What the paged classes share: rows in a layer's pages. Stored bytes are those of the plain class.
 
@@ -124,6 +128,7 @@ class PagedCache(Cache):
             rows.table(),
             int32s(tuple(rows.lengths)),
             window=self._window(),
+            layout="uneven" if max(rows.lengths) * len(rows) > UNEVEN * sum(rows.lengths) else "general",
             scale=scale,
             target=target,
         )

@@ -16,6 +16,7 @@ from labkit.kernels.attention import (
     merge_call,
     paged_decode_attention,
 )
+from labkit.kernels.attention.launches import DECODE_THREADGROUPS, uneven_block
 from labkit.kernels.attention.reference import attention
 
 KV, HEADS, WIDTH, ROOM = 2, 8, 64, 16
@@ -69,6 +70,21 @@ def test_the_bits_of_one_buffer(form, dtype, page):
     assert mx.array_equal(*outs).item()
     want = attention(queries, *plain, first, last, SCALE)
     assert mx.abs(outs[0].astype(mx.float32) - want).max().item() < (1e-5 if form == "lanes" else 3e-2)
+
+
+def test_a_long_row_among_short_ones_fills_the_device():
+    """Uneven: the long row's share is what it is alone; equal parts leave its threadgroups with most of the work."""
+    pool, tail, table, plain, last = paged_rows([530, 9, 20], 16, mx.float32)
+    queries = mx.random.normal((3, HEADS, 1, WIDTH))
+    options = {"scale": SCALE, "target": "simulator"}
+    got = paged_decode_attention(queries, *pool, tail, table, last, layout="uneven", **options)
+    want = attention(queries[:, :, 0], *plain, mx.zeros_like(last), last, SCALE)
+    assert mx.allclose(got[:, :, 0], want, atol=1e-5).item()
+    for columns in (1000, 16640, 131328):
+        block = uneven_block(2, 8, columns)
+        assert block % 16 == 0
+        assert columns / block <= DECODE_THREADGROUPS / 2 + 1
+        assert block == 256 or columns / block > 0.9 * DECODE_THREADGROUPS / 2
 
 
 def test_a_window_and_three_new_tokens():

@@ -5,7 +5,7 @@ threadgroups, each of which serves all query heads that share a KV head with one
 
 | choice | values |
 | --- | --- |
-| layout | `general`: the visible columns in equal parts, as many as fill the device; `fixed`: blocks of 512 columns |
+| layout | `general`: the visible columns in equal parts, as many as fill the device; `fixed`: blocks of 512 columns; `uneven`: so that one long row among short ones fills it |
 | form | `lanes`: a column across a simdgroup, any float; `tensor`: 16 columns against 8 heads, 16-bit floats, CUDA |
 | pack | query heads that share a read: 1 is the baseline |
 | wide | vector reads; element reads are the baseline |
@@ -33,6 +33,7 @@ from labkit.kernels.attention.launches import (
     merge_call,
     parts_for,
     prefill_call,
+    uneven_block,
 )
 from labkit.kernels.targets import target_in_use
 
@@ -55,7 +56,7 @@ __all__ = [
     "prefill_call",
 ]
 
-Layout = Literal["general", "fixed"]
+Layout = Literal["general", "fixed", "uneven"]
 
 
 def choose_form(queries: mx.array, target: str | None) -> Form:
@@ -90,7 +91,8 @@ def decode_attention(
         tail: where the newest columns stand if not in the buffers; `last` and `first` count on through both.
         gates: [B, L, W], rows of a projection that begin with each head's query and gate (`merge_call`).
         layout: `general` cuts each row's visible columns into equal parts; `fixed` into blocks of `BLOCK` columns from
-            its first one on, which do not depend on its length or neighbours, so that neither do the sums.
+            its first one on, which do not depend on its length or neighbours, so that neither do the sums; `uneven` into
+            blocks so small that a single row of full length takes the whole device: short rows leave most of them empty.
         form: by default what `choose_form` says.
         packed, wide: False is the baseline: one query head a read, one element a lane and read (form "lanes").
         target: where to run (`labkit.kernels.targets`).
@@ -157,8 +159,11 @@ def decode_rows(
     options = {} if packed and wide else {"pack": 4 if packed else 1, "wide": wide}
     kv_heads, columns = keys.shape[1], keys.shape[2] * (1 if table is None else table.shape[1])
     columns += 0 if tail is None else tail.keys.shape[2]
-    block = BLOCK if layout == "fixed" else 0
-    parts = -(-columns // BLOCK) if block else parts_for(rows, kv_heads, heads // kv_heads, columns)
+    if layout == "general":
+        block, parts = 0, parts_for(rows, kv_heads, heads // kv_heads, columns)
+    else:
+        block = BLOCK if layout == "fixed" else uneven_block(kv_heads, heads // kv_heads, columns)
+        parts = -(-columns // block)
     cut = {"scale": scale, "parts": parts, "block": block, "tail": tail, "table": table, "form": form}
     partial, stats = DECODE[form](**decode_call(queries, keys, values, first, last, **cut, **options), target=target)
     return MERGE(**merge_call(partial, stats, queries.dtype, gates), target=target)[0]
@@ -175,6 +180,7 @@ def paged_decode_attention(
     scale: float,
     first: mx.array | None = None,
     window: int | None = None,
+    layout: Layout = "general",
     form: Form | None = None,
     target: str | None = None,
 ) -> mx.array:
@@ -188,7 +194,7 @@ def paged_decode_attention(
             token needs may name any block.
         last: int32 [B]: tokens of each row. first: int32 [B]: the first visible one, 0 by default.
         window: tokens that a query sees, itself included; all by default.
-        scale, form, target: as for `decode_attention`.
+        scale, layout, form, target: as for `decode_attention`.
 
     Returns:
         [B, Hq, L, D] in the queries' dtype, sums in fp32; zeros for a row that sees nothing. The same bits as
@@ -203,7 +209,7 @@ def paged_decode_attention(
     begins, ends = _visible(first, last, batch, length)
     if window is not None:
         begins = mx.maximum(begins, ends - window)
-    options = {"tail": tail, "table": table, "form": form}
+    options = {"tail": tail, "table": table, "layout": layout, "form": form}
     out = decode_rows(_tokens_first(queries), keys, values, begins, ends, scale=scale, target=target, **options)
     if length == 1:
         return mx.expand_dims(out, 2)
@@ -239,10 +245,11 @@ def _zeros(count: int) -> mx.array:
 
 def choose_prefill_form(queries: mx.array, target: str | None) -> PrefillForm | Literal["mlx"]:
     """Tensor tiles on CUDA for 16-bit floats; MLX's own operation on Metal, where it is fused, and on a CPU; simdgroup
-    matrices where a target is asked for that MLX's operation does not run on."""
-    fits = queries.dtype != mx.float32 and queries.shape[-1] % 64 == 0 and queries.shape[-1] <= 256
+    matrices where a target is asked for that MLX's operation does not run on. Other heads than the kernels' are MLX's."""
+    if queries.shape[-1] % 64 or queries.shape[-1] > 256:
+        return "mlx"
     if target == "cuda":
-        return "tensor" if fits else "mlx"
+        return "mlx" if queries.dtype == mx.float32 else "tensor"
     return "mlx" if target in (None, "metal", "native", "reference") else "simdgroup"
 
 

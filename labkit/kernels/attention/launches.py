@@ -90,6 +90,13 @@ def parts_for(rows: int, kv_heads: int, group: int, columns: int) -> int:
     return max(1, min(-(-DECODE_THREADGROUPS // threadgroups), -(-columns // FEWEST_COLUMNS)))
 
 
+def uneven_block(kv_heads: int, group: int, columns: int) -> int:
+    """Columns of a block in the uneven layout: one row of `columns` fills the device, and no block is so small that its
+    partial sums, fp32 for each query head, are more than a sixteenth of its keys and values."""
+    parts = max(1, DECODE_THREADGROUPS // (kv_heads * -(-group // 8)))
+    return max(256, -(-columns // parts // 16) * 16)
+
+
 def decode_call(
     queries: mx.array,
     keys: mx.array,

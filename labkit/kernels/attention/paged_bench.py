@@ -138,6 +138,7 @@ def _problem(label: str, lengths: Sequence[int], predicted: float) -> Iterator[d
         "one buffer, lanes": (lambda one: default.plain(one, form="lanes"), plain),
         "pages of 16, lanes": (lambda one: default.paged(one, form="lanes"), pooled[PAGES[0]]),
     }
+    ways["pages of 16, uneven cut"] = (lambda one: default.paged(one, layout="uneven"), pooled[PAGES[0]])
     for page, problem in problems.items():
         ways[f"pages of {page}"] = (problem.paged, pooled[page])
     times = _alternating({name: (lambda i, w=way, s=sets: w(s[i % len(s)])) for name, (way, sets) in ways.items()})
@@ -151,6 +152,7 @@ def _problem(label: str, lengths: Sequence[int], predicted: float) -> Iterator[d
         if name.startswith("pages"):
             page = int(name.split()[2].rstrip(","))
             options = {"form": "lanes"} if name.endswith("lanes") else {}
+            options |= {"layout": "uneven"} if "uneven" in name else {}
             row["relative_error"] = problems[page].error(pooled[page][0], **options) if max(lengths) < 50000 else None
         yield row
 

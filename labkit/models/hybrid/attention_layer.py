@@ -73,9 +73,9 @@ class AttentionLayer:
         cache.take_tail(memory.tail_keys, memory.tail_values, step.length)
 
     def mix(self, x: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
-        """The layer for a few new tokens, as a function of arrays alone."""
+        """The layer for a few new tokens, as a function of arrays alone; x [B, L, hidden] or [B * L, hidden]."""
         columns, variants = step.columns, step.plan.variants
-        projected = step.plan.product(x, self.weights.inputs)
+        projected = step.plan.product(x, self.weights.inputs).reshape(step.batch, step.length, -1)
         append = self._append if variants.fuse_queries else self._append_apart
         q, *tail = append(projected, memory, step)
         attended = decode_rows(
@@ -83,7 +83,7 @@ class AttentionLayer:
             tail=Tail(*tail, columns.settled), table=memory.table, layout=self._layout(memory, variants),
             packed=variants.heads == "packed", wide=variants.loads == "wide",
         )  # fmt: skip
-        attended = attended.reshape(step.batch, step.length, -1)
+        attended = attended.reshape(*x.shape[:-1], -1)
         after = memory._replace(tail_keys=tail[0], tail_values=tail[1])
         return step.plan.product(attended, self.weights.output), after
 
@@ -117,6 +117,8 @@ class AttentionLayer:
         return q.swapaxes(1, 2).reshape(step.tokens, config.query_heads, -1), keys, values
 
     def _layout(self, memory: Memory, variants: Variants) -> str:
+        if memory.table is not None and variants.columns == "general" and memory.table.shape[0] > 1:
+            return "uneven"  # rows in pages are of any length, and a compiled step does not know of which
         if variants.columns == "by_context":
             columns = memory.keys.shape[2] * (1 if memory.table is None else memory.table.shape[1])
             return "fixed" if columns >= FIXED_FROM else "general"
