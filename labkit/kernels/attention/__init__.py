@@ -5,7 +5,7 @@ threadgroups, each of which serves all query heads that share a KV head with one
 
 | choice | values |
 | --- | --- |
-| layout | `general`: the visible columns in equal parts, as many as fill the device; `fixed`: blocks of 512 columns; `uneven`: so that one long row among short ones fills it |
+| layout | `general`: equal parts, as many as fill the device; `fixed`: blocks of 512 columns; `uneven`: small blocks |
 | form | `lanes`: a column across a simdgroup, any float; `tensor`: 16 columns against 8 heads, 16-bit floats, CUDA |
 | pack | query heads that share a read: 1 is the baseline |
 | wide | vector reads; element reads are the baseline |
@@ -91,8 +91,8 @@ def decode_attention(
         tail: where the newest columns stand if not in the buffers; `last` and `first` count on through both.
         gates: [B, L, W], rows of a projection that begin with each head's query and gate (`merge_call`).
         layout: `general` cuts each row's visible columns into equal parts; `fixed` into blocks of `BLOCK` columns from
-            its first one on, which do not depend on its length or neighbours, so that neither do the sums; `uneven` into
-            blocks so small that a single row of full length takes the whole device: short rows leave most of them empty.
+            its first one on, which do not depend on its length or neighbours, so that neither do the sums; `uneven`
+            into blocks so small that a single row of full length fills the device: short rows leave most of them empty.
         form: by default what `choose_form` says.
         packed, wide: False is the baseline: one query head a read, one element a lane and read (form "lanes").
         target: where to run (`labkit.kernels.targets`).
@@ -245,7 +245,7 @@ def _zeros(count: int) -> mx.array:
 
 def choose_prefill_form(queries: mx.array, target: str | None) -> PrefillForm | Literal["mlx"]:
     """Tensor tiles on CUDA for 16-bit floats; MLX's own operation on Metal, where it is fused, and on a CPU; simdgroup
-    matrices where a target is asked for that MLX's operation does not run on. Other heads than the kernels' are MLX's."""
+    matrices where a target is asked for that MLX's operation does not run on. Heads of other sizes are MLX's."""
     if queries.shape[-1] % 64 or queries.shape[-1] > 256:
         return "mlx"
     if target == "cuda":
