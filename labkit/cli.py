@@ -20,7 +20,7 @@ from labkit.console import JsonOption
 COMMANDS = {
     "report": "labkit.report.commands:report",
     "generate": "labkit.engine.commands:generate",
-    "parity": "labkit.parity.commands:parity",
+    "parity": "labkit.parity.commands:app",
     "kernels": "labkit.kernels.commands:app",
     "bench": "labkit.measure.end_to_end.commands:app",
     "trace": "labkit.measure.trace.commands:app",

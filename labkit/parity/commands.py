@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from labkit import console
 from labkit.console import JsonOption
 from labkit.parity.forms import Form
+from labkit.parity.replay.commands import replay
 
 if TYPE_CHECKING:
     from labkit.models import LoadedModel
@@ -69,6 +72,26 @@ def parity(
     console.show(report.record(), as_json=json, render=report.tables())
     if not report.agrees:
         console.fail("defect: " + "; ".join(report.reasons), code=DEFECT)
+
+
+class _Default(TyperGroup):
+    """`labkit parity MODEL` is `labkit parity forced MODEL`: what is no sub-command is the model's name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["forced", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Default,
+    help="Hold a model to an oracle: `labkit parity MODEL` teacher-forced, `labkit parity replay MODEL` batched.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("forced")(parity)
+app.command("replay")(replay)
 
 
 @contextmanager

@@ -62,3 +62,29 @@ def test_the_specialised_graph_stays_within_its_tolerance_on_the_same_logs(token
     assert verdict.faults == []
     assert verdict.rows == 6
     assert verdict.vectors > 60
+
+
+def test_the_command(tmp_path_factory, monkeypatch):
+    import json
+
+    from typer.testing import CliRunner
+
+    from labkit.caches import BatchedContiguous
+    from labkit.parity.commands import app
+
+    folder = write_checkpoint(tmp_path_factory.mktemp("models") / "hybrid", "hybrid")
+    arguments = ["replay", str(folder), "--schedules", "1", "--seed", "3", "--answer", "4", "--json"]
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 0, told.output
+    record = json.loads(told.stdout)
+    assert record["agrees"]
+    assert record["most_rows"] >= 3
+    assert CliRunner().invoke(app, ["replay", str(folder / "nothing")]).exit_code == 2
+    extend = BatchedContiguous.extend
+
+    def off(self, other):
+        extend(self, other)
+        self.left_padding = self.left_padding + 1
+
+    monkeypatch.setattr(BatchedContiguous, "extend", off)
+    assert CliRunner().invoke(app, arguments).exit_code == 1
