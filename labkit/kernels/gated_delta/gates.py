@@ -213,7 +213,7 @@ ENTRIES = [
     Entry(
         SCAN_MMA,
         cases=(
-            Case("40 tokens, 1/2 heads of 128", _chunk((1, 40, 1, 2, 128, 128), "scan", Tensor(32, 1, True))),
+            Case("40 tokens, 1/2 heads of 128", _chunk((1, 40, 1, 2, 128, 128), "scan", Tensor(32, 2, True))),
             Case("pads", _chunk((2, 40, 1, 2, 128, 128), "scan", Tensor(32, 1, True), [[3, 40], [7, 7]])),
         ),
         summary="chunked Gated DeltaNet's second part on tensor cores",
