@@ -72,7 +72,8 @@ class Budget:
         low, high = 0, trained
         while low < high:
             middle = (low + high + 1) // 2
-            if loaded.weights_bytes + self.cache_bytes(middle) + transient(middle) <= limit:
+            # The last of its tokens is the answer's: all others are a prompt.
+            if loaded.weights_bytes + self.cache_bytes(middle) + transient(max(1, middle - 1)) <= limit:
                 low = middle
             else:
                 high = middle - 1

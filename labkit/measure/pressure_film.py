@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
+
 from labkit.engine import Engine, Event, MemoryGuard, Policy
 from labkit.engine.memory import FakeClock, FakeMeter
 from labkit.engine.prefix import PrefixStore
@@ -34,6 +36,7 @@ class Film:
         bytes: for every step, of all caches.
         outside: for every step, what the script took.
         moves: (step, request, "parked" | "paused" | "resumed" | "aborted" | "finished").
+        answers: the tokens that each request's reader was given.
         lost_tokens: prompt and answer tokens that were computed for nothing.
         seconds: how long the run took.
     """
@@ -46,6 +49,7 @@ class Film:
     bytes: list[int] = field(default_factory=list)
     outside: list[int] = field(default_factory=list)
     moves: list[tuple[int, str, str]] = field(default_factory=list)
+    answers: dict[str, list[int]] = field(default_factory=dict)
     lost_tokens: int = 0
     seconds: float = 0.0
 
@@ -72,7 +76,7 @@ def small_hybrid() -> LoadedModel:
         "full_attention_interval": 2,
         "layer_types": ["linear_attention", "full_attention"],
     }
-    return synthetic("tiny-hybrid", layers=2, bits=None, **sizes)
+    return synthetic("tiny-hybrid", layers=2, bits=None, dtype=mx.float32, **sizes)
 
 
 def shoot(
@@ -127,6 +131,7 @@ def _follow(event: Event, step: int, film: Film, place: dict[str, Place], comput
         place[id], computed[id] = "prefill", event.done
     elif event.kind == "token":
         place[id], computed[id] = "decode", computed[id] + 1
+        film.answers.setdefault(id, []).append(event.token)
     elif event.kind in AWAY:
         place[id] = event.kind
         film.moves.append((step, id, event.kind))

@@ -42,9 +42,11 @@ def film(run: Any, title: str) -> Any:
         handles.append(plt.Line2D([], [], color=RED, marker="x", linestyle="", markersize=8, markeredgewidth=2))
         names.append("ended with an error")
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9)
-    steps = range(len(run.bytes))
-    mega = [value / 1e6 for value in run.bytes]
-    total = [(mine + other) / 1e6 for mine, other in zip(run.bytes, run.outside, strict=True)]
+    pairs = list(zip(run.bytes, run.outside, strict=True))
+    # Only where something changes: caches grow in steps, and every point costs bytes of the picture.
+    steps = [step for step, pair in enumerate(pairs) if step in (0, len(pairs) - 1) or pair != pairs[step - 1]]
+    mega = [pairs[step][0] / 1e6 for step in steps]
+    total = [sum(pairs[step]) / 1e6 for step in steps]
     below.fill_between(steps, 0, mega, step="post", color=SKY, alpha=0.6, linewidth=0)
     below.fill_between(steps, mega, total, step="post", color=GREY, alpha=0.35, linewidth=0)
     below.axhline(run.ceiling_bytes / 1e6, color=RED, linewidth=1.4)
@@ -53,7 +55,8 @@ def film(run: Any, title: str) -> Any:
     below.text(0, run.hard_bytes / 1e6, " hard line", color=ORANGE, va="top", fontsize=9)
     if any(run.outside):
         at = next(step for step, value in enumerate(run.outside) if value)
-        below.text(at + 1, total[at], "others", color=GREY, va="bottom", fontsize=9)
+        middle = run.bytes[at] + run.outside[at] / 2
+        below.text(at + 1, middle / 1e6, "others", color="#444444", va="center", fontsize=9)
     below.set_ylim(0, 1.15 * max(run.ceiling_bytes / 1e6, *total))
     below.set_ylabel("MB of caches")
     below.set_xlabel("step")
