@@ -63,7 +63,8 @@ def group(flat: mx.array, experts: int, tile: mx.array | int, max_blocks: int) -
 def ordered_bits(x: mx.array) -> mx.array:
     """uint32 whose order is that of the fp32 values."""
     bits = x.view(mx.uint32)
-    return mx.where(bits >> 31, ~bits, bits | 0x80000000)
+    # All ones less the bits is their complement, in an operation that MLX can also export.
+    return mx.where(bits >> 31, mx.array(0xFFFFFFFF, dtype=mx.uint32) - bits, bits | 0x80000000)
 
 
 def clean(x: mx.array) -> mx.array:

@@ -89,7 +89,10 @@ class FewTokens:
 
             if not given:
                 x = self._model.embed(x)
-            return tuple(self._model.head(*self._model.through(x, mix, now), None, logits, hidden, now)), after
+            # Tokens without their rows: each change of shape would be an operation of its own.
+            parts = self._model.through(x.reshape(batch * length, -1), mix, now)
+            parts = [part.reshape(batch, length, -1) for part in parts]
+            return tuple(self._model.head(*parts, None, logits, hidden, now)), after
 
         if not self._may_compile(step):
             return compute

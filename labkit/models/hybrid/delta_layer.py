@@ -71,16 +71,15 @@ class DeltaLayer:
         cache.advance(step.length)
 
     def mix(self, x: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
-        """The layer as a function of arrays alone."""
-        projected = step.plan.product(x, self.weights.inputs)
+        """The layer as a function of arrays alone; x [B, L, hidden] or [B * L, hidden]."""
+        projected = step.plan.product(x, self.weights.inputs).reshape(step.batch, step.length, -1)
         if not self.config.delta_fits_kernels:
             y, after = self._plainly(projected, memory, step)
         elif step.length <= MAX_STEP and step.plan.variants.fuse_recurrence and not step.plan.invariant:
             y, after = self._in_one_launch(projected, memory, step)
         else:
             y, after = self._in_three(projected, memory, step)
-        out = step.plan.product(y.reshape(step.batch, step.length, -1), self.weights.output)
-        return out, after
+        return step.plan.product(y.reshape(*x.shape[:-1], -1), self.weights.output), after
 
     def _places(self, projected: mx.array) -> tuple[int, int, int] | None:
         """The columns of z, a and b in the projection's rows, where kernels can read them in place."""

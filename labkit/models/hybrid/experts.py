@@ -31,9 +31,10 @@ class Experts:
         self.groups = config.experts + weights.shared_slots
 
     def __call__(self, update: mx.array, hidden: mx.array, step: Step) -> tuple[mx.array, mx.array]:
-        """update, hidden [B, L, D]: what the mixer adds, and the residual stream -> the stream, and what this adds."""
+        """update, hidden [..., D]: what the mixer adds, and the residual stream -> the stream, and what this adds."""
         shape = hidden.shape
-        hidden, x, logits = self._norm_and_score(update.reshape(-1, shape[-1]), hidden.reshape(-1, shape[-1]), step)
+        tokens = (step.tokens, shape[-1])
+        hidden, x, logits = self._norm_and_score(update.reshape(tokens), hidden.reshape(tokens), step)
         y = self._products(x, logits, step)
         if self.shared is not None:
             gate = mx.sigmoid(logits[:, self.config.experts :])

@@ -7,17 +7,19 @@ from typing import Any
 
 import mlx.core as mx
 
-from labkit.caches import BatchedContiguous, Cache, Contiguous, Layout, Recurrent, lacking
+from labkit.caches import BatchedContiguous, BatchedRecurrent, Cache, Contiguous, Layout, Recurrent, lacking
 from labkit.caches.layout import ArraySpec, dtype_name
 from labkit.caches.paged import PagedCache
 from labkit.kernels.fused import residual_rms_norm
 from labkit.kernels.gated_delta import row_spans
+from labkit.kernels.targets import target_in_use
 from labkit.models.contract import LayerKind, LogitsFor, Output, select_columns
 from labkit.models.hybrid.attention_layer import AttentionLayer
 from labkit.models.hybrid.config import LINEAR, HybridConfig
 from labkit.models.hybrid.decode import FEW, FewTokens
 from labkit.models.hybrid.delta_layer import DeltaLayer
 from labkit.models.hybrid.experts import Experts
+from labkit.models.hybrid.memory import chunk_memory, longest_chunk
 from labkit.models.hybrid.mlp import DenseBlock
 from labkit.models.hybrid.packing import LayerWeights, ModelWeights, pack
 from labkit.models.hybrid.plan import Plan, Step
@@ -33,6 +35,9 @@ class Layer:
         self.input_norm = weights.input_norm
         self.mixer = (DeltaLayer if kind == LINEAR else AttentionLayer)(config, weights.mixer)
         self.mlp = (Experts if config.sparse else DenseBlock)(config, weights.mlp, weights.post_norm)
+
+
+_WITH_TAIL = {Contiguous, BatchedContiguous, Recurrent, BatchedRecurrent}
 
 
 class Hybrid:
@@ -117,6 +122,18 @@ class Hybrid:
         shape = sizes.kv_heads, sizes.head_dim
         return Layout("contiguous", tuple(ArraySpec(name, shape, dtype, per_token=True) for name in ("keys", "values")))
 
+    def temporary_bytes(self, length: int, *, context: int = 0, batch: int = 1, positions: int = 0) -> int:
+        """What a chunk of `length` tokens behind `context` others needs besides weights and caches (`chunk_memory`)."""
+        return chunk_memory(self.sizes, length, context=context, batch=batch, positions=positions, **self._sizes()).peak
+
+    def longest_chunk(self, free: int, *, context: int = 0, batch: int = 1) -> int:
+        """The longest useful chunk whose temporary memory stays within `free` bytes (`longest_chunk`)."""
+        return longest_chunk(self.sizes, free, context=context, batch=batch, **self._sizes())
+
+    def _sizes(self) -> dict[str, int]:
+        slots = next((w.mlp.shared_slots for w in self.weights.layers if self.sizes.sparse), 0)
+        return {"itemsize": self.dtype.size, "shared_slots": slots, "on_cuda": target_in_use() == "cuda"}
+
     # -- forward -------------------------------------------------------------------------------------------------------
 
     def __call__(
@@ -151,11 +168,14 @@ class Hybrid:
     def _takes_few(self, step: Step, caches: list[Cache]) -> bool:
         """Whether the step can be one function of arrays (`decode.FewTokens`)."""
         plan = step.plan
-        plain = (Contiguous, BatchedContiguous, Recurrent)
-        tailed = all(
-            cache.has_tail_for(FEW) if isinstance(cache, PagedCache) else isinstance(cache, plain) for cache in caches
+        if step.length > FEW or not plan.kernels or plan.invariant or plan.variants.kv != "tail":
+            return False
+        # By their types: this is asked at every token.
+        plain = {type(cache) for cache in caches} <= _WITH_TAIL
+        paged = plain or all(
+            cache.has_tail_for(FEW) if isinstance(cache, PagedCache) else type(cache) in _WITH_TAIL for cache in caches
         )
-        return step.length <= FEW and plan.kernels and not plan.invariant and plan.variants.kv == "tail" and tailed
+        return paged and self.sizes.attention_fits_kernels
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Tokens [B, L] -> [B, L, D]."""

@@ -51,9 +51,9 @@ class DenseBlock:
         self.mlp = DenseMLP(weights)
 
     def __call__(self, update: mx.array, hidden: mx.array, step: Step) -> tuple[mx.array, mx.array]:
-        """update, hidden [B, L, D]: what the mixer adds, and the residual stream -> the stream, and what this adds."""
+        """update, hidden [..., D]: what the mixer adds, and the residual stream -> the stream, and what this adds."""
         hidden, x = residual_rms_norm(update, hidden, self.norm, self.config.eps)
-        return hidden, self.mlp.product(x.reshape(-1, x.shape[-1]), step).reshape(x.shape)
+        return hidden, self.mlp.product(x.reshape(step.tokens, x.shape[-1]), step).reshape(x.shape)
 
 
 @mx.compile

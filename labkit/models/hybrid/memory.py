@@ -1,0 +1,130 @@
+"""Temporary memory of a chunk of a prompt, before it is run; and the longest chunk that fits into what is free.
+
+What lives at once is known layer by layer: the residual stream all the way, and around it what a mixer or an MLP holds
+at its widest moment. Counted are arrays of MLX; weights and caches are not temporary, but a buffer that grows or is
+written anew stands beside its old self for a moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.kernels.gated_delta.update import CHUNKED_FROM
+from labkit.kernels.grouped_matmul import choose_tile
+from labkit.kernels.quantized_matmul import DEQUANTIZE_FROM
+from labkit.kernels.routing import max_blocks
+from labkit.models.hybrid.config import ATTENTION, LINEAR, HybridConfig
+
+GRID = 256
+"""Chunks are multiples of so many tokens, and at least one of them."""
+
+LONGEST = 8192
+"""Tokens from which a longer chunk gains nothing: 256 experts have 256 rows each then."""
+
+
+@dataclass(frozen=True)
+class ChunkMemory:
+    """Bytes that one chunk needs besides weights and caches, by the moment at which they are needed.
+
+    Attributes:
+        stream: the residual stream and what is to be added to it, all the way.
+        delta, attention, experts: the widest moment of a layer of that kind, beyond the stream; 0 without such layers.
+        growth: the old buffers of one attention layer while new ones are filled.
+        logits: of the positions asked for, and what the head needs for them.
+    """
+
+    stream: int
+    delta: int
+    attention: int
+    experts: int
+    growth: int
+    logits: int
+
+    @property
+    def peak(self) -> int:
+        """The largest sum that lives at once."""
+        return self.stream + max(self.delta, self.attention + self.growth, self.experts, self.logits)
+
+
+def chunk_memory(
+    config: HybridConfig,
+    length: int,
+    *,
+    context: int = 0,
+    batch: int = 1,
+    itemsize: int = 2,
+    shared_slots: int = 1,
+    positions: int = 0,
+    on_cuda: bool = True,
+) -> ChunkMemory:
+    """The temporary memory of a chunk.
+
+    Args:
+        config: the model's sizes.
+        length: tokens of a row in the chunk. context: tokens before it. batch: rows.
+        itemsize: bytes of an activation.
+        shared_slots: experts that a shared one runs as.
+        positions: positions a row whose logits are asked for.
+        on_cuda: whether large products write their weights as floats first, as they do there.
+    """
+    tokens, c = batch * length, config
+    before = tokens >= DEQUANTIZE_FROM and on_cuda
+    row = c.hidden * itemsize
+
+    def product(inputs: int, outputs: int, rows: int = tokens) -> int:
+        """A product's output, and its matrix where that is written first."""
+        return rows * outputs * itemsize + (inputs * outputs * itemsize if before and rows > 1 else 0)
+
+    kinds = set(c.layer_kinds)
+    projected = (c.conv_channels + c.delta_width + 2 * c.value_heads) * itemsize
+    scanned = (c.conv_channels + c.delta_width) * itemsize + 2 * c.value_heads * 4
+    chunks = 0
+    if on_cuda and length >= CHUNKED_FROM and itemsize == 2 and c.key_dim == c.value_dim == 128:
+        # w, u and p of the chunked form, with their remainders, and scales
+        chunks = tokens * c.value_heads * (2 * (c.key_dim + c.value_dim + 64) * itemsize + 16)
+    delta = max(
+        tokens * row + product(c.hidden, projected // itemsize),
+        tokens * (projected + scanned) + chunks,
+        tokens * (projected + 2 * c.delta_width * itemsize),
+        product(c.delta_width, c.hidden) + tokens * c.delta_width * itemsize,
+    )
+    heads, kv = c.query_heads * c.head_dim, c.kv_heads * c.head_dim
+    wide = 2 * heads + 2 * kv
+    attention = max(
+        tokens * row + product(c.hidden, wide),
+        tokens * itemsize * (wide + heads + 4 * kv),  # q, k and v apart, k and v again as the cache takes them
+        tokens * itemsize * (wide + 3 * heads),
+        product(heads, c.hidden) + tokens * heads * itemsize,
+    )
+    return ChunkMemory(
+        stream=3 * tokens * row,
+        delta=delta if LINEAR in kinds else 0,
+        attention=attention if ATTENTION in kinds else 0,
+        experts=_experts(c, tokens, itemsize, shared_slots) if c.sparse else product(c.hidden, 3 * c.intermediate),
+        growth=2 * 2 * batch * (context + length) * kv * itemsize if ATTENTION in kinds else 0,
+        logits=product(c.hidden, c.vocabulary, batch * positions) if positions else 0,
+    )
+
+
+def _experts(c: HybridConfig, tokens: int, itemsize: int, shared_slots: int) -> int:
+    slots, groups = c.top_k + shared_slots, c.experts + shared_slots
+    assignments = tokens * slots
+    routing = tokens * (c.experts + 1) * 4 + 5 * assignments * 4
+    routing += 16 * max_blocks(assignments, groups, choose_tile(assignments, groups))
+    hidden = assignments * c.expert_width * itemsize
+    products = assignments * c.hidden * itemsize
+    return tokens * c.hidden * itemsize + routing + hidden + products + tokens * c.hidden * itemsize
+
+
+def longest_chunk(config: HybridConfig, free: int, *, context: int = 0, batch: int = 1, **sizes: int) -> int:
+    """The longest chunk whose temporary memory stays within `free` bytes, a multiple of `GRID` up to `LONGEST`; at
+    least `GRID`, since shorter ones save little.
+
+    Args as `chunk_memory`.
+    """
+    fits = [
+        length
+        for length in range(GRID, LONGEST + 1, GRID)
+        if chunk_memory(config, length, context=context, batch=batch, **sizes).peak <= free
+    ]
+    return max(fits, default=GRID)
