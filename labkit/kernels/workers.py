@@ -47,8 +47,10 @@ class Workers:
         try:
             work()
         finally:
+            # A helper that has not begun finds nothing left to do; in a forked process it never will begin.
             for future in futures:
-                future.result()
+                if not future.cancel():
+                    future.result()
 
 
 @cache

@@ -54,7 +54,8 @@ def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) 
     CUDA, H200, 4 bits, K = 2048, N = 12288: MLX's op took 18 us for one row, 59 for four, 16 for eight (it has a path
     for eight alone) and 29 for 64; `few_rows` 11, 14 and 18, `many_rows` 26 (data/measured/h200_quantized_matmul.json).
     Metal: MLX's op, whose kernels are tuned there, except for 2 to 8 rows, which it has no path for.
-    CPU, one core of a busy x86-64, N = K = 2048, fp32: one row 1.0 ms against MLX's 5.0, 64 rows 14 against 323.
+    CPU, two cores of an x86-64 busy with other work, N = K = 2048, fp32: one row 1.2 ms against MLX's 44, 512 rows 380
+    against 10,700 (recipes.measured.cpu_hybrid; the ratios count, the times are those of a machine shared by many).
     """
     if not weights.fits_kernels:
         return "mlx"

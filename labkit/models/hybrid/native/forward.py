@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +13,7 @@ from labkit.caches.contiguous import Columns
 from labkit.kernels.attention.loops import QUERIES, attention_blocks, attention_inputs
 from labkit.kernels.gated_delta.loops import mixer_heads, tails_after
 from labkit.kernels.grouped_matmul.loops import combine, experts
-from labkit.kernels.quantized_matmul.panels import OUTPUTS, ROWS, WIDTH
+from labkit.kernels.quantized_matmul.panels import OUTPUTS, WIDTH
 from labkit.kernels.routing.loops import group
 from labkit.kernels.workers import Workers
 from labkit.models.hybrid.config import HybridConfig
@@ -49,8 +49,7 @@ class Forward:
     def layer(self, weights: NativeLayer, cache: Cache) -> None:
         """x through one block; its cache is updated."""
         mixer = weights.mixer
-        columns = int(mixer.inputs[:, ROWS].sum()) + WIDTH
-        inputs = np.empty((self.spans.tokens, columns), np.float32)
+        inputs = np.empty((self.spans.tokens, mixer.columns), np.float32)
         self._tokens(partial(enter, self.x, weights.input_norm, self.eps, weights.arena, mixer.inputs, inputs))
         mixed = (self._delta if isinstance(mixer, Delta) else self._attention)(mixer, inputs, cache)
         output = weights.arena, mixer.output, self.x, weights.post_norm, self.eps, self._normed
@@ -144,6 +143,7 @@ class Forward:
             self._dense(arena, mlp.shared, factors, taken)
 
 
+@cache
 def _frequencies(sizes: HybridConfig) -> np.ndarray:
     """Radians a position, float32 [rotary / 2]."""
     return (sizes.rope_base ** (-np.arange(0, sizes.rotary, 2) / sizes.rotary)).astype(np.float32)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 
-from labkit.kernels.quantized_matmul.panels import Panels
+from labkit.kernels.quantized_matmul.panels import ROWS, WIDTH, Panels
 from labkit.models.hybrid.matrix import Matrix, Weights
 from labkit.models.hybrid.packing import AttentionWeights, DeltaWeights, DenseWeights, ExpertWeights, LayerWeights
 
@@ -44,11 +45,22 @@ class Arena:
 
 
 @dataclass(frozen=True)
-class Delta:
-    """Gated DeltaNet. inputs: matrices of q, k, v, z, a, b. conv: [4, channels]."""
+class Mixer:
+    """What both kinds have: the matrices of their inputs, int64 [parts, FIELDS], and of their output."""
 
     inputs: np.ndarray
     output: np.ndarray
+
+    @cached_property
+    def columns(self) -> int:
+        """Of the inputs side by side, with room for the last panel's padding."""
+        return int(self.inputs[:, ROWS].sum()) + WIDTH
+
+
+@dataclass(frozen=True)
+class Delta(Mixer):
+    """Gated DeltaNet. inputs: matrices of q, k, v, z, a, b. conv: [4, channels]."""
+
     conv: np.ndarray
     a_log: np.ndarray
     dt_bias: np.ndarray
@@ -56,11 +68,9 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Mixer):
     """Gated attention. inputs: matrices of queries with gates, keys, values."""
 
-    inputs: np.ndarray
-    output: np.ndarray
     q_norm: np.ndarray
     k_norm: np.ndarray
 
