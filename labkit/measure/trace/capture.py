@@ -85,7 +85,7 @@ def capture(model: Model, *, context: int = 64, length: int = 1, target: str | N
     caches = model.make_caches()
     if context:
         caches = Filled(model.layouts, context, None).into(caches)
-    known = _origins(model) | {_address(a): "cache" for c in caches for a in _arrays(c.state)}
+    known = _origins(model) | {_address(a): "cache" for c in caches for a in _held(c)}
     sampler = RowSampler(SamplingParams(temperature=0.0), 0)
 
     def step(tokens: mx.array) -> list[mx.array]:
@@ -93,7 +93,7 @@ def capture(model: Model, *, context: int = 64, length: int = 1, target: str | N
         chosen = []
         if length == 1:
             chosen = choose(output.logits[:, -1, :], tokens[0], [sampler], [0], [None]).arrays()
-        return [*chosen, *(a for c in caches for a in _arrays(c.state))]
+        return [*chosen, *(a for c in caches for a in _held(c))]
 
     seen: list[dict[str, Any]] = []
     with _here() if target == "here" else _as_on_a_gpu():
@@ -233,8 +233,9 @@ def _named(value: Any, path: str) -> Iterator[tuple[str, mx.array]]:
             yield from _named(getattr(value, field.name), f"{inner}{field.name}" if own else path)
 
 
-def _arrays(state: Any) -> list[mx.array]:
-    return [value for _, value in tree_flatten(list(state)) if isinstance(value, mx.array)]
+def _held(cache: Any) -> list[mx.array]:
+    """The arrays of a cache as they stand: to ask for its `state` might first bring it into another form."""
+    return [value for _, value in tree_flatten(list(vars(cache).values())) if isinstance(value, mx.array)]
 
 
 def _address(array: mx.array) -> int:
