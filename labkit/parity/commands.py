@@ -47,6 +47,10 @@ def parity(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Activations; without it float32 on a CPU and the checkpoint's own on a GPU."),
     ] = None,
+    graph: Annotated[
+        Literal["auto", "native", "specialised", "adapter"],
+        typer.Option(help="Which of labkit's graphs is judged: see `labkit.load`."),
+    ] = "auto",
     json: JsonOption = False,
 ) -> None:
     """Let a model and an oracle predict every token of a text from the same prefix, and judge the difference.
@@ -59,7 +63,7 @@ def parity(
     from labkit.parity.torch_side import TorchUnavailable
 
     try:
-        with _oracle(model, against, form, prefill, dtype) as (loaded, reference):
+        with _oracle(model, against, form, prefill, dtype, graph) as (loaded, reference):
             own = Form(form or reference.form.kind, prefill if form else reference.form.prefill)
             windows = _windows(loaded, reference, text, positions, window)
             judged = _candidate(loaded, candidate, own, dtype)
@@ -96,7 +100,7 @@ app.command("replay")(replay)
 
 @contextmanager
 def _oracle(
-    model: str, against: str, form: str | None, prefill: int, dtype: str | None
+    model: str, against: str, form: str | None, prefill: int, dtype: str | None, graph: str
 ) -> Iterator[tuple[LoadedModel, Side]]:
     """The loaded model and the side it is judged by. A golden or a missing torch is refused before weights are read."""
     import mlx.core as mx
@@ -109,7 +113,7 @@ def _oracle(
     golden = None if against in ("mlx-lm", "torch") else open_golden(against)
     if against == "torch":
         require_torch()
-    loaded = labkit.load(model, dtype=getattr(mx, dtype) if dtype else None)
+    loaded = labkit.load(model, dtype=getattr(mx, dtype) if dtype else None, graph=graph)
     wanted = Form(form or "whole", prefill)
     if golden is not None:
         golden.require(trunk_fingerprint(loaded.path))
