@@ -70,13 +70,14 @@ class SharedPrefixes:
         keys = self._chains.keys(tokens, extra, chunks)
         with self._lock:
             node = self.tree.add(keys, self._chains.root)
-        present = all(self._tiers.kept(name) for name in self._chains.columns(keys))
-        if (refusal := self._keep_columns(keys, caches)) is not None:
+        names = self._chains.columns(keys)
+        missing = [index for index, name in enumerate(names) if not self._tiers.kept(name)]
+        if (refusal := self._keep_columns(keys, missing, caches)) is not None:
             return Committed(False, refusal)
         if len(tokens) % self._width:
             return self._keep_tail(tokens, caches, keys, self._chains.tail_key(tokens, extra, keys, chunks))
         if not self._codec.whole:
-            return Committed(True, "present" if present else "stored")
+            return Committed(True, "stored" if missing else "present")
         if self._tiers.kept(name_of(keys[-1], "state")):
             self._tiers.touch([name_of(keys[-1], "state")])
             return Committed(True, "present")
@@ -84,15 +85,14 @@ class SharedPrefixes:
             return Committed(True, "without_state")
         return self._keep_state(keys, caches)
 
-    def _keep_columns(self, keys: list[str], caches: Sequence[Cache]) -> str | None:
-        """The blocks of a chain that are not kept yet, with those that were lost; why not, or None."""
+    def _keep_columns(self, keys: list[str], missing: list[int], caches: Sequence[Cache]) -> str | None:
+        """The blocks of a chain that are not kept yet, and those that were lost; why not, or None."""
         names = self._chains.columns(keys)
-        for index, name in enumerate(names):
-            if not self._tiers.kept(name):
-                start, end = index * self._width, (index + 1) * self._width
-                record = self._chains.record(keys, index, "columns", self._codec.columns(caches, start, end), {})
-                if (refusal := self._tiers.put(name, record, protect=names)) is not None:
-                    return refusal
+        for index in missing:
+            start, end = index * self._width, (index + 1) * self._width
+            record = self._chains.record(keys, index, "columns", self._codec.columns(caches, start, end), {})
+            if (refusal := self._tiers.put(names[index], record, protect=names)) is not None:
+                return refusal
         self._tiers.touch(names)
         return None
 

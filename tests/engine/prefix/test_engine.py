@@ -183,11 +183,11 @@ def test_a_store_in_trouble_costs_time_and_nothing_else(model, tmp_path):
     wanted, _ = answer(labkit.Engine(model, prefill_chunk=B), tokens)
     with PrefixStore(model, tmp_path / "s", width=B, keep_free_bytes=0, system=system, memory_bytes=0) as store:
         cached = labkit.Engine(model, prefixes=store)
-        for step in ("write", "read", "sync", "replace", "create", "touch"):
+        for step in ("write", "sync", "replace", "create", "touch", "read"):
             system.failing = {step: BROKEN}
             for _ in range(2):
                 assert answer(cached, tokens)[0] == wanted
-            store.flush(10)
+                assert store.flush(30)
         assert store.stats()["writer"]["failed"]
         assert store.stats()["disk"]["read_failed"]
 
