@@ -6,7 +6,9 @@ kernel_pictures.py  lanes on memory lines, counted traffic, columns cut into par
 paged_pictures.py  a pool as a field of blocks, tables, waste over time
 pressure_pictures.py  who was where under memory pressure, and the bytes below the ceiling
 prefix_pictures.py  prompts as chains of blocks, boundaries that keep a state
+rectangle_pictures.py  rows of several lengths in one rectangle, masks
 timeline.py    an engine's log as a schedule, drawn or as text
+watch.py       an engine with buttons, and its schedule
 widgets.py     the same as a live widget where a kernel listens
 records.py     results as data inside a notebook's outputs
 parameters.py  a notebook's own parameters, and the check of what is given
