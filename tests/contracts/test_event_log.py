@@ -87,3 +87,31 @@ def test_the_log_is_bounded(hybrid):
     engine.generate((1, 2), max_tokens=30, ignore_eos=True)
     assert len(engine.log) <= 10
     assert engine.log[-1].index > 25
+
+
+def test_a_pause_is_told_and_the_log_adds_up_across_it(hybrid, tmp_path):
+    from labkit.engine import MemoryGuard, Policy
+    from labkit.engine.memory import FakeClock, FakeMeter
+    from labkit.engine.prefix import PrefixStore
+
+    meter = FakeMeter(1 << 40, hybrid.weights_bytes)
+    guard = MemoryGuard(1 << 30, meter=meter, clock=FakeClock(), interval=0)
+    with PrefixStore(hybrid, tmp_path / "store", width=4, keep_free_bytes=0) as store:
+        engine = labkit.Engine(hybrid, guard=guard, policy=Policy(patience=0), prefixes=store)
+        request = engine.request(tuple(range(20, 31)), max_tokens=6, ignore_eos=True)
+        engine.submit(request)
+        events = []
+        while not engine.idle:
+            events += engine.step()
+            kinds = [event.kind for event in events]
+            meter.live = int(0.97 * (1 << 30)) if kinds.count("token") == 3 and "paused" not in kinds else 0
+    for record in (*engine.log, *events):
+        assert json.loads(json.dumps(record.as_record()))
+    assert [kind for kind in kinds if kind in ("parked", "paused", "resumed")] == ["paused", "resumed"]
+    fed = [token for record in engine.log for token in record.inputs[0]]
+    tokens = [event.token for event in events if event.kind == "token"]
+    assert fed == [*request.tokens, *tokens[:-1]]
+    operations = [operation for record in engine.log for operation in record.operations]
+    assert ("pause", request.id) in operations
+    assert ("resume", request.id) in operations
+    assert [record.leaves for record in engine.log if record.leaves] == [(request.id,)]
