@@ -20,6 +20,7 @@ threadgroup_barrier(mem_flags::mem_threadgroup);
 
 uint rows = t < uint(E) ? count_of(chosen, n, t) : 0;
 scan_experts<E>(rows, uint(tile), t, lane, simdgroup_index_in_threadgroup, first_row, first_block, sums);
+threadgroup_barrier(mem_flags::mem_threadgroup);
 for (uint i = t; i < n; i += THREADS) {
   uint position = first_row[((threadgroup ushort*)chosen)[i]] + rank_of(chosen, i);
   inverse[i] = int(position);

@@ -97,7 +97,7 @@ METAL_FUNC uint rank_of(threadgroup const ushort4* chosen, uint i) {
 
 //@provides scan_experts
 // Exclusive prefix sums over experts of the rows and of the blocks of `tile` rows, by a whole threadgroup in which thread e
-// brings expert e's rows. Leaves E + 1 of each; `sums` holds two words a simdgroup. Ends with a barrier.
+// brings expert e's rows. Leaves E + 1 of each, to be read behind a barrier; `sums` holds two words a simdgroup.
 template <int E>
 METAL_FUNC void scan_experts(uint rows, uint tile, uint thread_, uint lane, uint simdgroup, threadgroup uint* first_row,
                          threadgroup uint* first_block, threadgroup uint2* sums) {
@@ -123,7 +123,6 @@ METAL_FUNC void scan_experts(uint rows, uint tile, uint thread_, uint lane, uint
     first_row[E] = rows_before + mine;
     first_block[E] = blocks_before + blocks;
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 //@provides map_block
