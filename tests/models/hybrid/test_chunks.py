@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import time
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -27,6 +30,17 @@ def stand_in(target, kernel, launch):
     ]
 
 
+def settled_memory() -> int:
+    """Bytes in use once MLX's threads have let go of what they have computed."""
+    gc.collect()
+    mx.synchronize()
+    least = mx.get_active_memory()
+    for _ in range(10):
+        time.sleep(0.02)
+        least = min(least, mx.get_active_memory())
+    return least
+
+
 @pytest.fixture(scope="module")
 def model():
     """Wide enough that small arrays do not count, in bf16."""
@@ -39,37 +53,34 @@ def model():
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="on a GPU the recipe measures it")
-@pytest.mark.parametrize("length", [512, 2048])
 @pytest.mark.parametrize("kind", ["linear_attention", "full_attention", "both"])
-def test_the_predicted_memory_of_a_chunk_is_what_mlx_allocates(model, kind, length, monkeypatch):
+def test_the_predicted_memory_of_a_chunk_is_what_mlx_allocates(model, kind, monkeypatch):
+    """The most of several rounds: how far MLX's thread is behind the one that allocates differs from run to run."""
     monkeypatch.setattr(targets, "run_on", stand_in)
-    context = 1024
-    with use_target("simulator"):
+    monkeypatch.setattr(Hybrid, "_check", lambda *_: None)
+    chosen = [index for index, layer in enumerate(model.layers) if kind in ("both", layer.kind)]
+    monkeypatch.setattr(model, "layers", [model.layers[index] for index in chosen])
+    context, length, measured = 1024, 2048, 0
+    tokens = prompt(length)
+    for _ in range(5):
         caches = model.make_caches()
+        caches = [caches[index] for index in chosen]
         for cache in caches:
             if cache.kind == "contiguous":
                 cache.update_and_fetch(*[mx.zeros((1, 1, context, 64), mx.bfloat16)] * 2)
-        layers = model.layers
-        if kind != "both":
-            model.layers = [layer for layer in layers if layer.kind == kind]
-            caches = [cache for cache, layer in zip(caches, layers, strict=True) if layer.kind == kind]
-        monkeypatch.setattr(Hybrid, "_check", lambda *_: None)
-        tokens = prompt(length)
         mx.eval(tokens, [cache.state for cache in caches])
-        before = mx.get_active_memory()
+        before = settled_memory()
         mx.reset_peak_memory()
-        try:
+        with use_target("simulator"):
             out = model(tokens, caches, Rows.single(context), logits=None, hidden=True)
             mx.eval(out.hidden, [cache.state for cache in caches])
-        finally:
-            model.layers = layers
-        measured = mx.get_peak_memory() - before
-        memory = chunk_memory(model.sizes, length, context=context, shared_slots=2, on_cuda=False)
-        if kind != "both":
-            from dataclasses import replace
-
-            other = "attention" if kind == "linear_attention" else "delta"
-            memory = replace(memory, **{other: 0, **({"growth": 0} if other == "attention" else {})})
+        measured = max(measured, mx.get_peak_memory() - before)
+        del out
+    memory = chunk_memory(model.sizes, length, context=context, shared_slots=2, on_cuda=False)
+    if kind == "linear_attention":
+        memory = replace(memory, attention=0, growth=0)
+    elif kind == "full_attention":
+        memory = replace(memory, delta=0)
     assert measured <= memory.peak <= 2 * measured, f"measured {measured:,}, predicted {memory}"
 
 

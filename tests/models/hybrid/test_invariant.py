@@ -30,7 +30,10 @@ def first_difference(one: mx.array, other: mx.array) -> int | None:
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
-@pytest.mark.parametrize("target", [None, "simulator"], ids=["mlx-ops", "metal-text"])
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(None, id="mlx-ops"), pytest.param("simulator", id="metal-text", marks=pytest.mark.nightly)],
+)
 def test_chunks_and_neighbours_change_no_bit(kind, target):
     if target:
         # Two layers, and as few tokens as have a chunk, a padded row and single steps in them.

@@ -56,8 +56,8 @@ def padded(rows: list[list[int]], left: bool = False) -> mx.array:
 
 @pytest.mark.parametrize(("kind", "bits"), KINDS)
 def test_whole_sequences_and_steps(kind, bits, target):
-    if target and kind.startswith("hybrid"):
-        pytest.skip("heads of 8 are not for kernels")
+    if target and (kind.startswith("hybrid") or bits == 8):
+        pytest.skip("heads of 8 are not for kernels, and 8 bits take the way of 4")
     both = models(kind, bits)
     ours, theirs = uncompiled(both.hybrid), both.adapter
     assert isinstance(ours, Model)
