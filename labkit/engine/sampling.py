@@ -85,9 +85,12 @@ class RowSampler:
         self._recent = mx.array(list(before)[-self._context :], dtype=mx.int32) if self._context else None
 
     @property
-    def plain(self) -> bool:
-        """Whether the row takes the most likely token of its logits as they are, and reports nothing else."""
-        return self.params.temperature == 0 and not self._processors and self.params.logprobs is None
+    def together(self) -> tuple[float, ...] | None:
+        """What rows must have in common to go through one computation; None for a row that goes by itself."""
+        p = self.params
+        if self._processors or p.logprobs is not None or p.xtc_probability > 0:
+            return None
+        return () if p.temperature == 0 else (p.temperature, p.top_p, p.min_p, p.min_tokens_to_keep, p.top_k)
 
     def __call__(
         self, logits: mx.array, fed: mx.array, step: int, mask: mx.array | None = None
@@ -112,27 +115,27 @@ class RowSampler:
             logits = mx.where(bits(mask, logits.shape[-1]), logits, -mx.inf)
         total = mx.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = logits - total
-        token = self._draw(logprobs, step)
+        token = draw(self.filtered(logprobs, step), [self], [step])
         if self.params.logprobs is None:
             return token, total[:, 0], None, None
         return token, total[:, 0], mx.take_along_axis(logprobs, token[:, None], axis=-1)[0], self._best(logprobs[0])
 
-    def _draw(self, logprobs: mx.array, step: int) -> mx.array:
+    def filtered(self, logprobs: mx.array, step: int) -> mx.array:
+        """The log-probabilities [B, V] from which rows with these options draw, unnormalised, temperature included."""
         p = self.params
         if p.temperature == 0:
-            return mx.argmax(logprobs, axis=-1)
+            return logprobs
         from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-        draw_key, xtc_key = keys(self.seed, step)
         if 0 < p.top_p < 1:
             logprobs = apply_top_p(logprobs, p.top_p)
         if p.min_p > 0:
             logprobs = apply_min_p(logprobs, p.min_p, p.min_tokens_to_keep)
         if p.xtc_probability > 0:
-            logprobs = self._exclude_top_choices(logprobs, xtc_key)
+            logprobs = self._exclude_top_choices(logprobs, keys(self.seed, step)[1])
         if 0 < p.top_k < logprobs.shape[-1]:
             logprobs = apply_top_k(logprobs, p.top_k)
-        return mx.random.categorical(logprobs * (1 / p.temperature), key=draw_key)
+        return logprobs * (1 / p.temperature)
 
     def _exclude_top_choices(self, logprobs: mx.array, key: mx.array) -> mx.array:
         probabilities = mx.softmax(logprobs, axis=-1)
@@ -158,30 +161,65 @@ def choose(
     steps: Sequence[int],
     masks: Sequence[mx.array | None],
 ) -> Choice:
-    """The next token of every row; logits [B, V], fed int [B]. Rows that take the plain maximum go through it together.
+    """The next token of every row; logits [B, V], fed int [B]. Rows with the same options go through them together.
 
     The maximum is taken over log-probabilities, not logits: in 16 bits the two may round a near tie differently. A row
     whose options fail on these logits fails alone.
     """
-    if all(row.plain for row in rows) and all(mask is None for mask in masks):
-        total = mx.logsumexp(logits, axis=-1, keepdims=True)
-        return Choice(mx.argmax(logits - total, axis=-1), total[:, 0], [None] * len(rows), [None] * len(rows), {})
-    chosen, failed = [], {}
-    for i, (row, step, mask) in enumerate(zip(rows, steps, masks, strict=True)):
-        try:
-            chosen.append(row(logits[i : i + 1], fed[i : i + 1], step, mask))
-        except Exception as error:  # whatever a processor raises
-            failed[i] = error
-            chosen.append((mx.zeros((1,), mx.uint32), mx.zeros((1,), logits.dtype), None, None))
-    tokens, totals, logprobs, best = zip(*chosen, strict=True)
-    return Choice(mx.concatenate(tokens), mx.concatenate(totals), list(logprobs), list(best), failed)
+    groups: dict[object, list[int]] = {}
+    for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+        alike = row.together if mask is None else None
+        groups.setdefault(i if alike is None else alike, []).append(i)
+    if len(groups) == 1 and isinstance(next(iter(groups)), tuple):
+        return _choose_alike(logits, rows, steps)
+    parts = []
+    for alike, members in groups.items():
+        if isinstance(alike, tuple):
+            chosen = mx.array(members, dtype=mx.int32)
+            parts.append(_choose_alike(logits[chosen], [rows[i] for i in members], [steps[i] for i in members]))
+        else:
+            i = members[0]
+            parts.append(_choose_alone(logits[i : i + 1], fed[i : i + 1], rows[i], steps[i], masks[i]))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole + part
+    order = [i for members in groups.values() for i in members]
+    return whole if order == sorted(order) else whole.take([order.index(i) for i in range(len(rows))])
+
+
+def _choose_alike(logits: mx.array, rows: Sequence[RowSampler], steps: Sequence[int]) -> Choice:
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    token = draw(rows[0].filtered(logits - total, steps[0]), rows, steps)
+    return Choice(token, total[:, 0], [None] * len(rows), [None] * len(rows), {})
+
+
+def _choose_alone(logits: mx.array, fed: mx.array, row: RowSampler, step: int, mask: mx.array | None) -> Choice:
+    try:
+        token, total, logprob, best = row(logits, fed, step, mask)
+    except Exception as error:  # whatever a processor raises
+        return Choice(mx.zeros((1,), mx.uint32), mx.zeros((1,), logits.dtype), [None], [None], {0: error})
+    return Choice(token, total, [logprob], [best], {})
+
+
+def draw(scores: mx.array, rows: Sequence[RowSampler], steps: Sequence[int]) -> mx.array:
+    """One token a row, uint32 [B], with probabilities softmax(scores [B, V]): the largest of scores plus Gumbel noise,
+    each row's noise from its own key. At temperature 0, the largest score."""
+    if rows[0].params.temperature == 0:
+        return mx.argmax(scores, axis=-1)
+    own = mx.array([_words(row.seed, step)[:2] for row, step in zip(rows, steps, strict=True)], dtype=mx.uint32)
+    uniform = mx.vmap(lambda key: mx.random.uniform(shape=(scores.shape[-1],), key=key))(own)
+    return mx.argmax(scores - mx.log(-mx.log(uniform)), axis=-1)
 
 
 def keys(seed: int, step: int) -> tuple[mx.array, mx.array]:
     """Two independent keys (uint32 [2]) for the draws of one row at one step."""
-    digest = hashlib.blake2b(f"{seed}:{step}".encode(), digest_size=16).digest()
-    words = [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4)]
+    words = _words(seed, step)
     return mx.array(words[:2], dtype=mx.uint32), mx.array(words[2:], dtype=mx.uint32)
+
+
+def _words(seed: int, step: int) -> list[int]:
+    digest = hashlib.blake2b(f"{seed}:{step}".encode(), digest_size=16).digest()
+    return [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4)]
 
 
 def bits(mask: mx.array, size: int) -> mx.array:

@@ -12,7 +12,8 @@ from mlx_lm import sample_utils
 from mlx_lm.generate import generate_step
 
 import labkit
-from labkit.engine.sampling import RowSampler, choose
+from labkit.engine import sampling
+from labkit.engine.sampling import RowSampler, choose, draw
 
 PROMPTS = {"one token": "x", "short": "The sea is", "three chunks": "All happy families are alike. " * 2}
 
@@ -55,7 +56,7 @@ def test_penalties_are_mlx_lms(loaded, options):
 def filtered(monkeypatch, **options) -> mx.array:
     """The log-probabilities from which our sampler draws, caught at the draw."""
     caught = []
-    monkeypatch.setattr(mx.random, "categorical", lambda x, key=None: caught.append(x) or mx.argmax(x, axis=-1))
+    monkeypatch.setattr(sampling, "draw", lambda scores, *_: caught.append(scores) or mx.argmax(scores, axis=-1))
     params = labkit.SamplingParams(**options)
     RowSampler(params, 1, xtc_special_tokens=[3])(LOGITS, mx.array([0]), 0)
     return caught[0]
@@ -103,6 +104,27 @@ def test_a_rows_draw_depends_on_its_seed_and_step_alone(seed, step, batch, place
     assert together[place].item() == alone
 
 
+def test_rows_with_the_same_options_and_rows_with_others_choose_what_they_choose_alone():
+    options = [
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.7, "top_k": 9, "logprobs": 2},
+        {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.3},
+        {"temperature": 0.0},
+        {"temperature": 1.2, "min_p": 0.02},
+    ]
+    logits = mx.random.normal((len(options), 64), key=mx.random.key(9)) * 3
+    make = lambda: [RowSampler(labkit.SamplingParams(**o), 40 + i, [1, 2]) for i, o in enumerate(options)]
+    fed = mx.array([5] * len(options))
+    together = choose(logits, fed, make(), list(range(len(options))), [None] * len(options))
+    for i, row in enumerate(make()):
+        alone = choose(logits[i : i + 1], fed[i : i + 1], [row], [i], [None])
+        assert together.token[i].item() == alone.token.item()
+        assert together.total[i].item() == alone.total.item()
+        assert (together.logprob[i] is None) == (alone.logprob[0] is None) == (i != 3)
+
+
 def test_draws_follow_the_distribution():
     params = labkit.SamplingParams(temperature=1.0)
     logits = mx.log(mx.array([[0.5, 0.3, 0.2]]))
@@ -111,7 +133,7 @@ def test_draws_follow_the_distribution():
     drawn = choose(many, mx.zeros((len(rows),), mx.int32), rows, [0] * len(rows), [None] * len(rows)).token.tolist()
     for token, share in enumerate((0.5, 0.3, 0.2)):
         assert abs(drawn.count(token) / len(rows) - share) < 0.05
-    assert len({RowSampler(params, 7)._draw(mx.zeros((1, 1000)), step).item() for step in range(50)}) > 40
+    assert len({draw(mx.zeros((1, 1000)), [RowSampler(params, 7)], [step]).item() for step in range(50)}) > 40
 
 
 def test_greedy_rows_together_equal_greedy_rows_alone_ties_included():
