@@ -77,9 +77,10 @@ class PagedKV:
                 f"{pool_bytes} holds none"
             )
         if tail_tokens is None:
-            # At least two blocks: less than one stays when a tail is flushed, and a step may bring several tokens.
-            on_device = block_tokens * max(2, math.ceil(DEVICE_TAIL / block_tokens))
-            tail_tokens = on_device if target_in_use() else block_tokens
+            # For kernels two blocks: less than one stays when a tail is flushed, and a step may bring several tokens.
+            copied = DEVICE_TAIL if target_in_use() == "cuda" else 0
+            least = 2 if target_in_use() else 1
+            tail_tokens = block_tokens * max(least, math.ceil(copied / block_tokens))
         self.pages = [
             None
             if layout.kind == "recurrent"

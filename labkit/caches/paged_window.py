@@ -20,7 +20,7 @@ from labkit.caches.pages import PagedRows, Pages
 from labkit.caches.rotating import Ring, Rotating
 from labkit.caches.rotating_batch import BatchedRotating
 
-NOTHING = -1  # the number of a column of padding
+NOTHING = 0  # in a column of padding or free room, as plain rings have zeros there; token t is number t + 1
 
 
 class WindowBlocks(PagedCache):
@@ -56,7 +56,7 @@ class WindowBlocks(PagedCache):
             counts = [min(count, valid) for count, valid in zip(counts, self._valid, strict=True)]
         numbers = np.full((batch, 1, length, 1), NOTHING, np.int32)
         for b, (skip, count, first) in enumerate(zip(skips, counts, self.rows.lengths, strict=True)):
-            numbers[b, 0, skip : skip + count, 0] = np.arange(first, first + count)
+            numbers[b, 0, skip : skip + count, 0] = np.arange(first, first + count) + 1
         if self._at_mark is None:
             # What no query to come can see; only now, since the queries of the write before could.
             self.rows.drop_before([tokens - self.max_size for tokens in self.rows.lengths])
@@ -75,7 +75,7 @@ class WindowBlocks(PagedCache):
         return self._gathered(self.ring.keys_and_values()[0] if keys.shape[2] == 1 else self.ring.keys)
 
     def _gathered(self, numbers: mx.array) -> tuple[mx.array, mx.array]:
-        return self.rows.gather(numbers[:, 0, :, 0])
+        return self.rows.gather(numbers[:, 0, :, 0] - 1)
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         self._write(keys, values)
@@ -156,7 +156,7 @@ def _numbers(ring: Ring) -> mx.array:
     offsets = ring.offset.tolist() if ring.batched else [ring.offset] * ring.batch_size
     width = ring.keys.shape[2]
     age = (ring._idx - 1 - np.arange(width)) % width
-    numbers = np.array([np.maximum(offset - 1 - age, NOTHING) for offset in offsets], np.int32)
+    numbers = np.array([np.maximum(offset - age, NOTHING) for offset in offsets], np.int32)
     return mx.array(numbers[:, None, :, None])
 
 
@@ -179,7 +179,7 @@ class PagedWindow(WindowBlocks):
     def begin_with(self, blocks: int) -> None:
         tokens = blocks * self.pages.block_tokens
         self.rows.begin_with(blocks, null=max(0, tokens - self.max_size) // self.pages.block_tokens)
-        numbers = mx.arange(max(0, tokens - self.max_size), tokens, dtype=mx.int32)[None, None, :, None]
+        numbers = mx.arange(max(0, tokens - self.max_size) + 1, tokens + 1, dtype=mx.int32)[None, None, :, None]
         self.ring.keys = self.ring.values = numbers
         self.ring.offset, self.ring._idx = tokens, numbers.shape[2]
 

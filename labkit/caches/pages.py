@@ -6,7 +6,7 @@ How a pool grows without writing in place (`labkit.kernels.in_place`): where MLX
 the finished blocks of all rows move to the pool together, in one write for keys and one for values. Where that write
 copies the pool, the price of a token is the pool's bytes, read and written, over `tail_tokens` less a block: with 256,
 134 MB of pool cost a layer 1.1 MB a token, as much as 550 of its columns of two heads of 256. Where the back end writes
-in place (Metal, a CPU), `tail_tokens` is one block. Longer writes (a prompt's chunk) move their finished blocks at once.
+in place (Metal, a CPU), a block or two are enough. Longer writes (a prompt's chunk) move their finished blocks at once.
 
 That also makes blocks immutable: sharing needs no locks, and copy on write happens in one place, when tokens are taken
 back out of a finished block (`PagedRows.truncate`). Kernels read pool, table and tail in one launch, and their shapes

@@ -76,7 +76,8 @@ class Oracle:
     def _restore(self, id: str, tokens: int) -> None:
         self._new(id)
         for start in range(0, tokens, self._grid):
-            self._module(mx.array([self._prompts[id][start : start + self._grid]]), cache=self.caches[id,])
+            end = min(start + self._grid, tokens)  # blocks of a live neighbour end off the grid
+            self._module(mx.array([self._prompts[id][start:end]]), cache=self.caches[id,])
 
     def _copy(self, id: str, other: str) -> None:
         ids, row = next((ids, ids.index(other)) for ids in self.caches if other in ids)

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import Cache
+from labkit.caches.paged import PagedCache
 from labkit.engine import Engine
 from labkit.engine.prefill import masks_padding
 from labkit.models import LoadedModel, Output, Rows
@@ -42,7 +43,9 @@ class Recorder:
 
     def __call__(self, tokens: mx.array, caches: list[Cache], rows: Rows, **options: Any) -> Output:
         output = self._model(tokens, caches, rows, **options)
-        states = tuple(handles(cache.state) for cache in caches)
+        # Of a cache in pages, what it would hold in a rectangle.
+        plain = [cache.plain_cache() if isinstance(cache, PagedCache) else cache for cache in caches]
+        states = tuple(handles(cache.state) for cache in plain)
         logits = None if output.logits is None else output.logits[:, -1, :]
         self.forwards.append(Recording(logits, tuple(cache.kind for cache in caches), states))
         return output
