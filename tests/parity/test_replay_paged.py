@@ -39,8 +39,8 @@ def models(tokenizer):
 
 
 def apart(schedule: Schedule) -> Schedule:
-    """Without common beginnings: mlx-lm computes a beginning that was shared off the grid in one more chunk, and a chunk
-    of one token turns a ring, which sums in another order."""
+    """Without common beginnings: mlx-lm computes a beginning that was shared off the grid in one more chunk, and a
+    chunk of one token turns a ring, which sums in another order."""
     arrivals = (replace(arrival, shared=0, seed=100 + n) for n, arrival in enumerate(schedule.arrivals))
     return replace(schedule, arrivals=tuple(arrivals))
 
