@@ -10,6 +10,20 @@ import pytest
 import labkit
 from labkit.engine import CapacityError
 from tests.engine.test_batching import prompt, run
+from tests.tiny_models import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """name of a tiny model -> it, behind the adapter: the native graph of a CPU reads plain caches only."""
+    folder, models = tmp_path_factory.mktemp("paged"), {}
+
+    def get(name: str) -> labkit.LoadedModel:
+        if name not in models:
+            models[name] = labkit.load(write_checkpoint(folder / name, name), graph="adapter")
+        return models[name]
+
+    return get
 
 
 def paged(model, **options):
