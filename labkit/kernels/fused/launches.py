@@ -263,4 +263,7 @@ def _vector(*sizes: int) -> int:
 def _inverse_frequency(rotary: int, base: float) -> mx.array:
     # In float64, so that an angle at position 100,000 is as good as fp32 can say it.
     exponent = np.arange(0, max(rotary, 2), 2, dtype=np.float64) / max(rotary, 1)
-    return mx.array((base**-exponent).astype(np.float32))
+    # An operation's result lies in a GPU's memory for certain; what comes from numpy may stay in the host's.
+    frequency = mx.array((base**-exponent).astype(np.float32)) * mx.array(1.0)
+    mx.eval(frequency)
+    return frequency
