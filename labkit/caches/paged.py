@@ -17,7 +17,8 @@ from labkit.caches.base import Cache, Unsupported, per_row, to_trim
 from labkit.caches.block_pool import Table
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.layout import Layout
-from labkit.caches.pages import DEFAULT_BLOCK, PagedRows, Pages, int32s
+from labkit.caches.paged_rows import PagedRows, int32s
+from labkit.caches.pages import DEFAULT_BLOCK, Pages
 from labkit.kernels.attention import Tail, paged_decode_attention, prefill_attention
 from labkit.kernels.targets import target_in_use
 

@@ -17,7 +17,8 @@ from labkit.caches.block_pool import Table
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.contiguous_batch import BatchedContiguous
 from labkit.caches.paged import Paged, PagedCache
-from labkit.caches.pages import PagedRows, Pages, int32s
+from labkit.caches.paged_rows import PagedRows, int32s
+from labkit.caches.pages import Pages
 
 
 class BatchedPaged(PagedCache):

@@ -16,7 +16,8 @@ import numpy as np
 from labkit.caches.base import Cache, Unsupported, per_row, row_numbers
 from labkit.caches.block_pool import Table
 from labkit.caches.paged import PagedCache
-from labkit.caches.pages import PagedRows, Pages
+from labkit.caches.paged_rows import PagedRows
+from labkit.caches.pages import Pages
 from labkit.caches.rotating import Ring, Rotating
 from labkit.caches.rotating_batch import BatchedRotating
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit.caches.pages import PagedRows
+from labkit.caches.paged_rows import PagedRows
 from labkit.parity.replay import Oracle, Recorder, Schedule, Verdict, run
 from labkit.parity.replay import replay as replay_log
 from tests.parity.replaying import crowd, pair, schedules

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from labkit.caches import BatchedContiguous, Cache
 from labkit.caches.paged import PagedCache
-from labkit.caches.pages import int32s
+from labkit.caches.paged_rows import int32s
 from labkit.kernels.targets import device_target
 from labkit.models.contract import Output
 from labkit.models.hybrid import attention_layer, delta_layer
