@@ -133,7 +133,7 @@ def test_torch_itself_where_it_is_installed(speaking_probe, text):
 
 
 def test_the_held_out_texts_are_the_default(speaking_probe):
-    loaded = labkit.load(speaking_probe)
+    loaded = labkit.load(speaking_probe, graph="adapter")
     windows = commands._windows(loaded, MlxLmSide(loaded.model.module), None, 100, 16)
     assert sum(len(window) - 1 for window in windows) == 100
     assert len({window.tobytes() for window in windows}) == len(windows)
