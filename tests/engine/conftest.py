@@ -12,13 +12,14 @@ from tests.tiny_models import write_checkpoint
 
 @pytest.fixture(scope="session")
 def loaded(tmp_path_factory) -> Callable[[str], labkit.LoadedModel]:
-    """name of a tiny model -> it, loaded once."""
+    """name of a tiny model (and a graph) -> it, loaded once."""
     folder, cache = tmp_path_factory.mktemp("models"), {}
 
-    def get(name: str) -> labkit.LoadedModel:
-        if name not in cache:
-            cache[name] = labkit.load(write_checkpoint(folder / name, name))
-        return cache[name]
+    def get(name: str, graph: str = "auto") -> labkit.LoadedModel:
+        if (name, graph) not in cache:
+            path = folder / name
+            cache[name, graph] = labkit.load(path if path.exists() else write_checkpoint(path, name), graph=graph)
+        return cache[name, graph]
 
     return get
 

@@ -29,7 +29,7 @@ def oracle(module, prompt, count, chunk, **options):
 @pytest.mark.parametrize("name", ["llama", "llama-untied", "sliding", "hybrid", "hybrid-moe", "capped", "mamba"])
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_tokens_are_mlx_lms(loaded, name, prompt):
-    model = loaded(name)
+    model = loaded(name, graph="adapter")
     tokens = model.tokenizer.encode(PROMPTS[prompt])
     engine = labkit.Engine(model, prefill_chunk=24)
     ours = engine.generate(tokens, max_tokens=20, ignore_eos=True).tokens

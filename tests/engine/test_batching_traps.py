@@ -355,7 +355,7 @@ def test_a_processor_that_fails_ends_its_row_alone(loaded, monkeypatch):
         engine.submit(request)
     events = [event for _ in range(6) for event in engine.step()]
     victim = next(s for s in engine._executor.sessions() if s.id == requests[1].id)
-    monkeypatch.setattr(victim, "_sampler", type("Broken", (), {"plain": False, "__call__": lambda *a: 1 / 0})())
+    monkeypatch.setattr(victim, "_sampler", type("Broken", (), {"together": None, "__call__": lambda *a: 1 / 0})())
     events += list(engine.run())
     ends = {event.request: event.reason for event in events if event.kind == "finished"}
     assert ends == {requests[0].id: "length", requests[1].id: "error", requests[2].id: "length"}
@@ -457,9 +457,10 @@ def test_an_engine_that_nobody_holds_ends_its_thread(loaded):
         engine = labkit.Engine(loaded("llama"))
         return [event async for event in engine.astream([1], max_tokens=2, ignore_eos=True)]
 
+    others = set(threading.enumerate())
     asyncio.run(one())
     gc.collect()
-    for thread in [thread for thread in threading.enumerate() if thread.name == "labkit-engine"]:
+    for thread in [t for t in threading.enumerate() if t.name == "labkit-engine" and t not in others]:
         thread.join(timeout=10)
         assert not thread.is_alive()
 
