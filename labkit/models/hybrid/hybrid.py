@@ -173,7 +173,8 @@ class Hybrid:
         # By their types: this is asked at every token.
         plain = {type(cache) for cache in caches} <= _WITH_TAIL
         paged = plain or all(
-            cache.has_tail_for(FEW) if isinstance(cache, PagedCache) else type(cache) in _WITH_TAIL for cache in caches
+            cache.has_tail_for(FEW) if isinstance(cache, PagedCache) else isinstance(cache, tuple(_WITH_TAIL))
+            for cache in caches
         )
         return paged and self.sizes.attention_fits_kernels
 
