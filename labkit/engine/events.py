@@ -89,12 +89,15 @@ class StepRecord:
     `operations` tells what was done to caches since the record before, in order. A set of caches is named by the ids of
     its rows, in order; a row alone has serial caches, several have batched ones:
 
-    * ("new", id): empty caches; ("restore", id, n): caches with the prompt's first n tokens, from a store;
-      ("copy", id, other): the state that another prompt's caches hold at that moment;
-    * ("merge", ids): rows that stood alone, in one batch; ("extend", ids, more): the rows `more` behind the rows `ids`;
-    * ("park", id): a prompt's caches are gone; ("pause", id), ("resume", id): a row that stands alone is put away, and
-      comes back as it was;
-    * ("filter", ids, kept): all rows but `kept` are gone; ("extract", ids, id): one row of a batch, alone.
+    * ("new", id) - empty caches
+    * ("restore", id, n) - caches with the prompt's first n tokens, from a store
+    * ("copy", id, other) - the state that another prompt's caches hold at that moment
+    * ("merge", ids) - rows that stood alone, in one batch
+    * ("extend", ids, more) - the rows `more` behind the rows `ids`
+    * ("park", id) - a prompt's caches are gone
+    * ("pause", id), ("resume", id) - a row that stands alone is put away, and comes back as it was
+    * ("filter", ids, kept) - all rows but `kept` are gone
+    * ("extract", ids, id) - one row of a batch, alone
 
     Attributes:
         index: number of the step.

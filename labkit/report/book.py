@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import labkit
 from labkit import resources
@@ -113,12 +114,24 @@ def _api_blocks(name: str) -> list[str]:
     else:
         # A listed name may be a submodule: that one is described by its own members.
         names = [entry for entry in listed if not inspect.ismodule(getattr(module, entry))]
-        blocks = _automodule(name, [f":members: {', '.join(names)}", ":imported-members:"] if names else [])
         packages = {entry.name for entry in pkgutil.iter_modules(module.__path__) if entry.ispkg}
+        # What a package below offers too is described there alone.
+        own = [entry for entry in names if _package_below(module, entry) not in packages]
+        blocks = _automodule(name, [f":members: {', '.join(own)}", ":imported-members:"] if own else [])
         chosen = [entry for entry in below if entry in packages or (entry in listed and entry not in names)]
     for entry in chosen:
         blocks += [f"## {name.removeprefix('labkit.')}.{entry}", "", *_api_blocks(f"{name}.{entry}")]
     return blocks
+
+
+def _package_below(module: Any, entry: str) -> str | None:
+    """The part of `module` in which the object that it offers as `entry` is defined, if that offers it too."""
+    home = getattr(getattr(module, entry), "__module__", None) or ""
+    if not home.startswith(f"{module.__name__}."):
+        return None
+    part = home.removeprefix(f"{module.__name__}.").partition(".")[0]
+    offered = getattr(importlib.import_module(f"{module.__name__}.{part}"), "__all__", ())
+    return part if entry in offered else None
 
 
 def _automodule(name: str, options: Sequence[str]) -> list[str]:
