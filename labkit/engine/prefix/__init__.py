@@ -33,3 +33,7 @@ def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module 'labkit.engine.prefix' has no attribute {name!r}")
     return getattr(importlib.import_module(f"labkit.engine.prefix.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
