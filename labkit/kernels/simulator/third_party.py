@@ -88,7 +88,7 @@ def intercept(
     """While active, `mx.fast.metal_kernel` makes kernels that run in the simulator, and MLX says that Metal is there.
 
     Libraries build their kernels at import or at first use, so name the modules that do: inside, they are imported
-    anew.
+    anew::
 
         with simulator.intercept(fresh=["mlx_lm.models.gated_delta"], check=True) as session:
             from mlx_lm.models.gated_delta import gated_delta_kernel
