@@ -169,6 +169,22 @@ class PagedCache(Cache):
         self.rows.take_tails(keys, values, length)
         self._advance(length)
 
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append keys and values [B, H, L, D]; returns all columns so far, a batch's padding included."""
+        self._write(keys, values)
+        return self._gathered()
+
+    def append(self, keys: mx.array, values: mx.array) -> None:
+        self._write(keys, values)
+
+    @abstractmethod
+    def _write(self, keys: mx.array, values: mx.array) -> None:
+        """New tokens into the rows' tails and blocks."""
+
+    @abstractmethod
+    def _gathered(self) -> tuple[mx.array, mx.array]:
+        """Keys and values as the plain class would return them."""
+
     @abstractmethod
     def _advance(self, length: int) -> None:
         """`length` tokens of each row were written."""
@@ -219,16 +235,8 @@ class Paged(PagedCache):
             self._valid -= count
         self._advance(length)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append keys and values [B, H, L, D]; returns all of them so far."""
-        self._write(keys, values)
-        return self._gathered()
-
     def _gathered(self) -> tuple[mx.array, mx.array]:
         return self.rows.gather_blocks([0] * len(self.rows), self.offset)
-
-    def append(self, keys: mx.array, values: mx.array) -> None:
-        self._write(keys, values)
 
     def attend(
         self,

@@ -73,16 +73,8 @@ class BatchedPaged(PagedCache):
         self._idx += length
         self._offset = None
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append keys and values [B, H, L, D]; returns all columns so far, padding included."""
-        self._write(keys, values)
-        return self._gathered()
-
     def _gathered(self) -> tuple[mx.array, mx.array]:
         return self.rows.gather_blocks(self._lefts, self._idx)
-
-    def append(self, keys: mx.array, values: mx.array) -> None:
-        self._write(keys, values)
 
     def attend(
         self,

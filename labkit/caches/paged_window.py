@@ -75,11 +75,9 @@ class WindowBlocks(PagedCache):
         self._write(keys, values)
         return self._gathered(self.ring.keys_and_values()[0] if keys.shape[2] == 1 else self.ring.keys)
 
-    def _gathered(self, numbers: mx.array) -> tuple[mx.array, mx.array]:
+    def _gathered(self, numbers: mx.array | None = None) -> tuple[mx.array, mx.array]:
+        numbers = self.ring.keys if numbers is None else numbers
         return self.rows.gather(numbers[:, 0, :, 0] - 1)
-
-    def append(self, keys: mx.array, values: mx.array) -> None:
-        self._write(keys, values)
 
     def attend(
         self,
@@ -96,7 +94,7 @@ class WindowBlocks(PagedCache):
             if direct is not None:
                 return direct
         mask = self.ring.attend_mask(length)
-        gathered = self._gathered(self.ring.keys)
+        gathered = self._gathered()
         return mx.fast.scaled_dot_product_attention(queries, *gathered, scale=scale, mask=mask, sinks=sinks)
 
     def _window(self) -> int | None:

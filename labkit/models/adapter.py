@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 
 from labkit.caches import Cache, Contiguous, Foreign, Recurrent, Rotating, Unsupported, lacking
 from labkit.models.contract import LayerKind, LogitsFor, Output, select_columns
+from labkit.models.placement import check_rows, place, prepare
 from labkit.models.rows import Rows
 
 _INNER = ("language_model", "model", "backbone", "transformer")
@@ -100,7 +101,7 @@ class Adapter:
         self.batches = True
         try:
             caches = self.make_caches(rows)
-            self._prepare(caches, Rows.batch([0] * rows, lengths=[1] * rows), 2)
+            prepare(caches, Rows.batch([0] * rows, lengths=[1] * rows), 2)
             scores, _ = self._run(mx.zeros((rows, 2), mx.int32), caches, "last", None, None)
         except (ValueError, TypeError, IndexError, NotImplementedError):
             return False
@@ -123,8 +124,8 @@ class Adapter:
         if hidden and not self.splits_head:
             raise ValueError(f"{type(self.module).__name__} does not show the hidden states that enter its head")
         length = tokens.shape[1]
-        self._place(caches, rows)
-        padded = self._prepare(caches, rows, length)
+        place(caches, rows)
+        padded = prepare(caches, rows, length)
         scores, states = self._run(tokens, caches, logits, rows.lengths, embeddings)
         if padded:
             for cache in caches:
@@ -161,40 +162,11 @@ class Adapter:
         return scores, seen[0]
 
     def _check(self, tokens: mx.array, caches: list[Cache], rows: Rows, embeddings: mx.array | None) -> None:
-        if tokens.ndim != 2 or tokens.shape[0] != rows.count:
-            raise ValueError(f"tokens {list(tokens.shape)} for {rows.count} rows: expected [rows, length]")
+        check_rows(tokens, rows)
         if len(caches) != len(self._makers):
             raise ValueError(f"{len(caches)} caches for a model that keeps {len(self._makers)}")
-        if rows.positions.ndim != 1 or rows.block_tables is not None or rows.adapters is not None:
-            raise ValueError("mlx-lm's modules take neither media positions nor block tables nor adapters by row")
         if embeddings is not None and not self.accepts_embeddings:
             raise ValueError(f"{type(self.module).__name__} does not take embeddings in place of tokens")
-
-    def _place(self, caches: list[Cache], rows: Rows) -> None:
-        """Make the caches stand where `rows` says: one array for all batched layers, a check for the serial ones."""
-        serial: set[int] | None = None
-        for index, cache in enumerate(caches):
-            if cache.batched and hasattr(cache, "offset"):
-                cache.offset = rows.positions
-            elif isinstance(cache, (Contiguous, Rotating)):
-                serial = set(rows.positions.tolist()) if serial is None else serial
-                if serial != {cache.offset}:
-                    raise ValueError(
-                        f"rows begin at positions {sorted(serial)}, but cache {index} holds {cache.offset} tokens"
-                    )
-
-    def _prepare(self, caches: list[Cache], rows: Rows, length: int) -> bool:
-        if rows.lengths is None and rows.left_padding is None:
-            return False
-        for cache in caches:
-            if rows.left_padding is not None:
-                # The rows' positions count the padding already.
-                if cache.batched and hasattr(cache, "offset"):
-                    cache.offset = rows.positions + rows.left_padding
-                cache.prepare(left_padding=rows.left_padding)
-            if rows.lengths is not None:
-                cache.prepare(lengths=rows.lengths, right_padding=length - rows.lengths)
-        return True
 
 
 def _mlx_caches(module: nn.Module) -> list[Any]:

@@ -101,9 +101,10 @@ def test_search_finds_pages_and_quotes_them(served: str, open_page: Any) -> None
     watched = open_page()
     page = watched.page
     page.goto(f"{served}/search.html?q=recurrence")
-    page.wait_for_selector("#search-results li a")
-    page.wait_for_selector("#search-results p.context")
-    assert "machine and the model" in page.locator("#search-results").inner_text()
+    # Results come one by one, each with its quotation behind it: waited for by name, not read at some moment.
+    result = page.locator("#search-results li", has_text="machine and the model").first
+    result.locator("a").first.wait_for()
+    result.locator("p.context").first.wait_for()
     watched.assert_quiet()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from labkit.kernels.attention.launches import (
@@ -95,9 +97,13 @@ def _paged(
     return DECODE[form].launch(**call)
 
 
+def _case_maker(launch: Callable[..., Launch], form: str) -> Callable[..., Case]:
+    """`launch(form, dtype, ...)` as a maker of cases: a label, and what follows the dtype."""
+    return lambda label, *args, **sizes: Case(label, lambda dtype: launch(form, dtype, *args, **sizes))
+
+
 def _paged_cases(form: str) -> tuple[Case, ...]:
-    def case(label: str, *args, **sizes) -> Case:
-        return Case(label, lambda dtype: _paged(form, dtype, *args, **sizes))
+    case = _case_maker(_paged, form)
 
     return (
         case(
@@ -144,8 +150,7 @@ def _paged_cases(form: str) -> tuple[Case, ...]:
 
 
 def _cases(form: str) -> tuple[Case, ...]:
-    def case(label: str, *args, **sizes) -> Case:
-        return Case(label, lambda dtype: _decode(form, dtype, *args, **sizes))
+    case = _case_maker(_decode, form)
 
     return (
         case("8 heads of 256 on 1", [0], [70], batch=1, heads=8, kv_heads=1, width=256, columns=80, parts=2, simds=2),
@@ -232,8 +237,7 @@ def _prefill(
 
 
 def _prefill_cases(form: str) -> tuple[Case, ...]:
-    def case(label: str, *args, **sizes) -> Case:
-        return Case(label, lambda dtype: _prefill(form, dtype, *args, **sizes))
+    case = _case_maker(_prefill, form)
 
     return (
         case("a first chunk of 40, head 256", [0], [0], heads=2, kv_heads=1, length=40, width=256, columns=40, simds=2),

@@ -24,6 +24,7 @@ from labkit.models.hybrid.mlp import DenseBlock
 from labkit.models.hybrid.packing import LayerWeights, ModelWeights, pack
 from labkit.models.hybrid.plan import Plan, Step
 from labkit.models.hybrid.variants import Variants
+from labkit.models.placement import check_rows, place, prepare
 from labkit.models.rows import Rows
 
 
@@ -148,8 +149,8 @@ class Hybrid:
     ) -> Output:
         """See `labkit.models.contract.Model`. Rows with adapters, block tables or media positions are refused."""
         self._check(tokens, caches, rows, embeddings)
-        self._place(caches, rows)
-        padded = self._prepare(caches, rows, tokens.shape[1])
+        place(caches, rows)
+        padded = prepare(caches, rows, tokens.shape[1])
         step = self._step(caches, rows, tokens.shape[1])
         few = self._takes_few(step, caches) and not (rows.lengths is not None or isinstance(logits, mx.array))
         if few:
@@ -240,43 +241,14 @@ class Hybrid:
     # -- rows and caches -----------------------------------------------------------------------------------------------
 
     def _check(self, tokens: mx.array, caches: list[Cache], rows: Rows, embeddings: mx.array | None) -> None:
-        if tokens.ndim != 2 or tokens.shape[0] != rows.count or tokens.shape[1] == 0:
-            raise ValueError(f"tokens {list(tokens.shape)} for {rows.count} rows: expected [rows, length]")
+        check_rows(tokens, rows)
         if [cache.kind for cache in caches] != [layout.kind for layout in self.layouts]:
             raise ValueError(
                 f"caches of {[cache.kind for cache in caches]}, but the model keeps "
                 f"{[layout.kind for layout in self.layouts]}"
             )
-        if rows.positions.ndim != 1 or rows.block_tables is not None or rows.adapters is not None:
-            raise ValueError("this model takes neither media positions nor block tables nor adapters by row")
         if embeddings is not None and embeddings.shape != (*tokens.shape, self.sizes.hidden):
             raise ValueError(
                 f"embeddings stand in for tokens {list(tokens.shape)}: expected "
                 f"{[*tokens.shape, self.sizes.hidden]}, not {list(embeddings.shape)}"
             )
-
-    def _place(self, caches: list[Cache], rows: Rows) -> None:
-        """Make the caches stand where `rows` says: one array for all batched layers, a check for the serial ones."""
-        serial: set[int] | None = None
-        for index, cache in enumerate(caches):
-            if isinstance(cache, BatchedContiguous):
-                cache.offset = rows.positions
-            elif isinstance(cache, Contiguous):
-                serial = set(rows.positions.tolist()) if serial is None else serial
-                if serial != {cache.offset}:
-                    raise ValueError(
-                        f"rows begin at positions {sorted(serial)}, but cache {index} holds {cache.offset} tokens"
-                    )
-
-    def _prepare(self, caches: list[Cache], rows: Rows, length: int) -> bool:
-        if rows.lengths is None and rows.left_padding is None:
-            return False
-        for cache in caches:
-            if rows.left_padding is not None:
-                if isinstance(cache, BatchedContiguous):
-                    # The rows' positions count the padding already.
-                    cache.offset = rows.positions + rows.left_padding
-                cache.prepare(left_padding=rows.left_padding)
-            if rows.lengths is not None:
-                cache.prepare(lengths=rows.lengths, right_padding=length - rows.lengths)
-        return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import select
 import signal
 import sys
@@ -19,42 +18,18 @@ from pathlib import Path
 ANSWER, PROMPT, WIDTH = 16, 21, 8
 
 
-def deadly(step: int):
-    from labkit.engine.prefix.filesystem import FileSystem
-
-    class Deadly(FileSystem):
-        left = step
-
-        def __getattribute__(self, called: str):
-            found = super().__getattribute__(called)
-            if called.startswith("_") or not callable(found):
-                return found
-            Deadly.left -= 1
-            if Deadly.left:
-                return found
-
-            def die(*arguments):
-                if called == "write":
-                    descriptor, data = arguments
-                    os.write(descriptor, memoryview(data)[: random.randrange(len(data) + 1)])
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            return die
-
-    return Deadly()
-
-
 def run(mode: str, model: str, folder: str, step: int, out: int) -> None:
     import labkit
     from labkit.engine import Engine, MemoryGuard, Policy, Request, SamplingParams
     from labkit.engine.memory import FakeMeter
     from labkit.engine.prefix import PrefixStore
+    from tests.engine.deadly import Deadly
 
     say = lambda **words: os.write(out, (json.dumps(words) + "\n").encode())
     loaded = labkit.load(model, graph="adapter")
     params = SamplingParams(max_tokens=ANSWER, ignore_eos=True, temperature=0.8, seed=3, repetition_penalty=1.3)
     request = Request([(5 * place) % 256 for place in range(PROMPT)], params, id="r")
-    store = PrefixStore(loaded, folder, width=WIDTH, keep_free_bytes=0, system=deadly(step))
+    store = PrefixStore(loaded, folder, width=WIDTH, keep_free_bytes=0, system=Deadly(step))
     tight_until = 0
     size = lambda: 97 if mode == "pause" and meter.readings < tight_until else 1
     meter = FakeMeter(1 << 40, loaded.weights_bytes)

@@ -48,29 +48,10 @@ def record(number: int):
 
 def write_until_killed(folder: str, limit: int, first: int, step: int, out: int) -> None:
     from labkit.engine.prefix.disk import DiskTier
-    from labkit.engine.prefix.filesystem import FileSystem
     from labkit.engine.prefix.folder import Folder
+    from tests.engine.deadly import Deadly
 
-    class Deadly(FileSystem):
-        left = step
-
-        def __getattribute__(self, called: str):
-            found = super().__getattribute__(called)
-            if called.startswith("_") or not callable(found):
-                return found
-            Deadly.left -= 1
-            if Deadly.left:
-                return found
-
-            def die(*arguments):
-                if called == "write":
-                    descriptor, data = arguments
-                    os.write(descriptor, memoryview(data)[: random.randrange(len(data) + 1)])
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            return die
-
-    tier = DiskTier(Folder(Path(folder), ROOT), limit_bytes=limit, system=Deadly())
+    tier = DiskTier(Folder(Path(folder), ROOT), limit_bytes=limit, system=Deadly(step))
     tier.sweep()
     for number in range(first, first + 100_000):
         tier.write(name(number), record(number), pin=number % 3 == 0)
@@ -80,6 +61,7 @@ def write_until_killed(folder: str, limit: int, first: int, step: int, out: int)
 def main() -> None:
     light()
     import labkit.engine.prefix.disk  # noqa: F401  # before the forks
+    import tests.engine.deadly  # noqa: F401
 
     assert "mlx" not in sys.modules
     for line in sys.stdin:

@@ -207,24 +207,6 @@ def test_the_trained_model():
         position += width
 
 
-@pytest.mark.parametrize("form", ["whole", "incremental"])
-def test_the_torch_goldens_of_the_probe(form, tmp_path):
-    from mlx_lm.utils import load_model
-
-    from labkit.models.hybrid import Hybrid
-    from labkit.parity.goldens import open_golden
-    from labkit.parity.probe import probe_config, write_probe
-    from labkit.parity.sides import LabkitSide
-    from labkit.parity.teacher_forcing import teacher_forced
-
-    module, _ = load_model(write_probe(tmp_path / "probe"), lazy=True)
-    golden = open_golden(f"probe/torch-{form}")
-    side = LabkitSide(Hybrid.from_module(module, probe_config()), golden.form)
-    report = teacher_forced(golden, side, golden.first(200 if form == "whole" else 90))
-    assert report.agrees, report.reasons
-    assert report.top1_agreement.value == 1
-
-
 def test_bad_rows_and_caches_are_named():
     model = models().hybrid
     with pytest.raises(ValueError, match="expected \\[rows, length\\]"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from labkit.models.hybrid.hybrid import Hybrid
 from labkit.models.hybrid.native.spans import Spans
 from labkit.models.hybrid.native.weights import Arena, NativeLayer, vector
 from labkit.models.hybrid.packing import ModelWeights, pack
+from labkit.models.placement import place, prepare
 from labkit.models.rows import Rows
 
 HEAD_STEP = 8
@@ -140,13 +142,8 @@ class NativeHybrid(Hybrid):
         return x
 
     def _begin(self, caches: list[Cache], rows: Rows) -> None:
-        self._place(caches, rows)
-        if rows.left_padding is None:
-            return
-        for cache in caches:
-            if isinstance(cache, BatchedContiguous):
-                cache.offset = rows.positions + rows.left_padding
-            cache.prepare(left_padding=rows.left_padding)
+        place(caches, rows)
+        prepare(caches, replace(rows, lengths=None), 0)  # right padding never enters these caches
 
     def _end(self, caches: list[Cache], rows: Rows, spans: Spans) -> None:
         """What the caches count besides their arrays."""
