@@ -1,10 +1,13 @@
 """Many rows at once on this machine: labkit's engine against mlx-lm's batch generator, by turns, point by point.
 
     python -m recipes.measured.batching --out data/measured --commit $(git rev-parse --short HEAD) --seconds 400
+    python -m recipes.measured.batching --out data/measured --commit $(git rev-parse --short HEAD) --seconds 1200 \\
+        --name cpu --model tiny-hybrid --graph auto --context 128 --answer 12 --rounds 5    # on a CPU
 
 At the full shape weights are random, of Qwen3.6-35B-A3B, 4 bits in groups of 64; `--model tiny-hybrid` runs the shipped
-model (on a CPU). The points come in the order of their worth, each is written as soon as it is measured, and none
-begins after `--seconds`. A part that fails is reported, and the next one begins.
+model. On a CPU a third side joins: labkit's engine on mlx-lm's own graph, so that engine and graph can be told apart.
+The points come in the order of their worth, each is written as soon as it is measured, and none begins after
+`--seconds`. A part that fails is reported, and the next one begins.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from recipes.measured.kernels import conditions
 SHAPE = "qwen3.6-35b-a3b"
 FIRST = (8, 1, 32)
 REST = (16, 4, 2)
+PROMPTS = (8, 1, 32)
+MANY = 8  # rows above which a CPU's answers are half as long
 
 
 def main() -> None:
@@ -84,15 +89,20 @@ class Sweep:
         known = self.subject.model.vocab_size
         self.fair = BatchGeneratorSide(self.subject.module, contexts, FAIR, vocabulary=known, context=own_deltanet)
         self.released = BatchGeneratorSide(self.subject.module, contexts, RELEASED, vocabulary=known)
-        rate = floors.read_rate(quick=True)
-        self.read_rate = rate.value
-        self.notes |= {
-            "model": a.model,
-            "graph": self.subject.graph,
-            "weights_bytes": self.subject.weights_bytes,
-            "read_bytes_a_second": rate.value,
-        }
-        self.say(f"{a.model}, {self.subject.graph} graph, {rate.value / 1e12:.3f} TB/s")
+        self.against = [self.released] if self.on_cpu else [self.fair]
+        if self.on_cpu:
+            same = as_loaded(open_subject(a.model, graph="adapter"))
+            self.against.append(EngineSide(same, contexts, "labkit, mlx-lm's graph"))
+        self.rates = rates = floors.measure()
+        read, computed = rates.read.value, rates.matmul.value
+        self.notes |= {"model": a.model, "graph": self.subject.graph, "weights_bytes": self.subject.weights_bytes}
+        self.rows.append({"name": "rates", "read_bytes_a_second": read, "operations_a_second": computed})
+        self.say(f"{a.model}, {self.subject.graph} graph, {read / 1e9:.1f} GB/s, {computed / 1e9:.0f} GFLOP/s")
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether rows cost nearly as much as steps here."""
+        return this_device().kind == "cpu"
 
     def host(self) -> None:
         """What a step costs the host."""
@@ -119,42 +129,45 @@ class Sweep:
 
     def plan(self) -> Iterator[tuple[str, Callable[[], tuple[Workload, list[Side], int]]]]:
         """What is measured: name -> workload, sides, rounds."""
-        a = self.arguments
-        against = self.fair if this_device().kind == "cuda" else self.released
-        for rows in FIRST:
-            equal = Workload.equal(rows, a.context, a.answer)
-            yield f"equal B={rows}", lambda w=equal: (w, [self.ours, against], a.rounds)
-        unequal = Workload.unequal(8, 4 * a.context, a.answer)
-        yield "unequal B=8", lambda w=unequal: (w, [self.ours, against], a.rounds)
-        for rows in REST:
-            equal = Workload.equal(rows, a.context, a.answer)
-            yield f"equal B={rows}", lambda w=equal: (w, [self.ours, against], a.rounds)
-        for rows in (1, 8):
-            whole = Workload.equal(rows, a.context // 2, a.answer, prefilled=False)
-            yield f"prompts B={rows}", lambda w=whole: (w, [self.ours, against], 2)
-        if against is self.fair:
+        a, both = self.arguments, [self.ours, *self.against]
+
+        def point(name: str, workload: Workload, sides: list[Side] = both, rounds: int = a.rounds) -> tuple:
+            return f"{name} B={workload.rows}", lambda: (workload, sides, rounds)
+
+        def answer(rows: int) -> int:
+            return a.answer // 2 if self.on_cpu and rows > MANY else a.answer
+
+        def unequal(rows: int, longest: int, **options: Any) -> Workload:
+            return Workload.unequal(rows, 4 * longest, answer(rows), **options)
+
+        yield from (point("equal", Workload.equal(rows, a.context, answer(rows))) for rows in FIRST)
+        yield point("unequal", unequal(8, a.context))
+        yield from (point("equal", Workload.equal(rows, a.context, answer(rows))) for rows in REST)
+        for rows in PROMPTS:
+            whole = Workload.equal(rows, a.context // 2, answer(rows), prefilled=False)
+            yield point("prompts", whole, both[:2], 2)
+        if self.fair in self.against:
             equal = Workload.equal(8, a.context, min(a.answer, 32))
-            yield "as released B=8", lambda w=equal: (w, [self.ours, self.released], 2)
-        for rows in (32, 16, 4):
-            unequal = Workload.unequal(rows, 4 * a.context, a.answer)
-            yield f"unequal B={rows}", lambda w=unequal: (w, [self.ours, against], a.rounds)
+            yield point("as released", equal, [self.ours, self.released], 2)
+        yield from (point("unequal", unequal(rows, a.context)) for rows in (32, 16, 4, 2))
+        yield point("unequal prompts", unequal(8, a.context // 2, prefilled=False), both[:2], 2)
+        yield from (point("sampled", Workload.equal(rows, a.context, answer(rows)).sampled()) for rows in (8, 32))
 
     def point(self, name: str, workload: Workload, sides: list[Side], rounds: int) -> None:
         """Measure one, after a short run of each side that compiles what is new."""
         for side in sides:
-            side.run(replace(workload, answer=6))
-        point = sweep_point(sides, workload, rounds=rounds, costs=self.subject.costs, read_rate=self.read_rate)
+            side.run(replace(workload, answer=2 if self.on_cpu else 6))
+        point = sweep_point(sides, workload, rounds=rounds, costs=self.subject.costs, rates=self.rates)
         self.rows += point.as_rows()
         told = ", ".join(f"{side.name} {self._figures(point, side)}" for side in sides)
-        ratio, least, most = point.ratio(sides[0].name, sides[1].name)
-        self.say(f"{name}: {told}; ratio {ratio:.2f} ({least:.2f}-{most:.2f}); floor {point.floor:.0f} tok/s")
+        ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*point.ratio(sides[0].name, side.name)) for side in sides[1:]]
+        self.say(f"{name}: {told}; ratios {', '.join(ratios)}; floor {point.floor:.0f} tok/s, load {point.load:.1f}")
 
     def _figures(self, point: Point, side: Side) -> str:
         median = lambda what: point.median(side.name, what)
-        return (
-            f"{median('throughput'):.0f} tok/s (gap {median('gap_median') * 1e3:.2f} ms, "
-            f"first {median('first_mean'):.3f} s, peak {median('peak_bytes') / 1e9:.2f} GB)"
-        )
+        gaps = f"gap {median('gap_median') * 1e3:.2f} ms, worst {median('gap_worst') * 1e3:.2f}"
+        rest = f"first {median('first_mean'):.3f} s, peak {median('peak_bytes') / 1e9:.2f} GB"
+        return f"{median('throughput'):.0f} tok/s ({gaps}, {rest})"
 
     def say(self, text: str) -> None:
         """Progress."""

@@ -27,7 +27,7 @@ class Run:
 
     Attributes:
         throughput: tokens a second of all rows together, from when every row decodes until the first one ends.
-        gap_median, gap_p95: seconds between two tokens of a row in that time.
+        gap_median, gap_p95, gap_worst: seconds between two tokens of a row in that time.
         first_mean, first_last: seconds until rows had their first token: on average, and the last row.
         seconds: until every row had finished.
         peak_bytes: memory above what was in use before, at most.
@@ -36,6 +36,7 @@ class Run:
     throughput: float
     gap_median: float
     gap_p95: float
+    gap_worst: float
     first_mean: float
     first_last: float
     seconds: float
@@ -57,6 +58,7 @@ class Run:
             throughput=len(steady) / (end - begin) if end > begin else 0.0,
             gap_median=statistics.median(gaps),
             gap_p95=gaps[int(0.95 * (len(gaps) - 1))],
+            gap_worst=gaps[-1],
             first_mean=statistics.mean(row[0] for row in times),
             first_last=max(row[0] for row in times),
             seconds=max(when for when, _ in reads),
@@ -70,7 +72,7 @@ class Side(Protocol):
     name: str
 
     def run(self, workload: Workload) -> Run:
-        """All requests at once, greedily, until every one has its tokens."""
+        """All requests at once, until every one has its tokens."""
         ...
 
 
@@ -97,7 +99,7 @@ class EngineSide:
         store = _Store(workload, self._contexts, model.make_caches) if workload.prefilled else None
         before = _quiet()
         with Engine(self.loaded, prefixes=store, max_rows=workload.rows, capacity_bytes=1 << 50) as engine:
-            options = {"max_tokens": workload.answer, "ignore_eos": True}
+            options = {"max_tokens": workload.answer, "ignore_eos": True, **workload.sampling}
             requests = [engine.request(prompt, **options) for prompt in workload.prompts(model.vocab_size)]
             row = {request.id: number for number, request in enumerate(requests)}
             begin, reads = time.perf_counter(), []
@@ -134,13 +136,15 @@ class BatchGeneratorSide:
     def run(self, workload: Workload) -> Run:
         from mlx_lm.generate import BatchGenerator
         from mlx_lm.models.cache import make_prompt_cache
+        from mlx_lm.sample_utils import make_sampler
 
         with self._context():
             prompts, caches = workload.prompts(self.vocabulary), None
             before = _quiet()
-            generator = BatchGenerator(
-                self.module, max_tokens=workload.answer, completion_batch_size=max(32, workload.rows)
-            )
+            options = {"max_tokens": workload.answer, "completion_batch_size": max(32, workload.rows)}
+            if workload.temperature:
+                options["sampler"] = make_sampler(workload.temperature, top_p=workload.top_p)
+            generator = BatchGenerator(self.module, **options)
             begin, reads = time.perf_counter(), []
             if workload.prefilled:
                 stream = generator.stream

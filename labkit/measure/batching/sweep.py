@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from labkit.measure.batching.sides import Run, Side
 from labkit.measure.batching.workload import Workload
+from labkit.measure.floors import Floors
 from labkit.measure.model_costs import ModelCosts
 
 
@@ -19,12 +21,15 @@ class Point:
     Attributes:
         workload: the requests.
         runs: side -> its rounds, in order; the sides took turns.
-        floor: tokens a second at which the counted bytes of a step would pass at the measured read rate, or None.
+        floor: tokens a second at which the counted bytes and operations of a step would pass at the device's measured
+            rates, whichever takes longer; or None.
+        load: processes that wanted a core before the first round, on average over a minute.
     """
 
     workload: Workload
     runs: dict[str, tuple[Run, ...]]
     floor: float | None
+    load: float
 
     def median(self, side: str, what: str) -> float:
         """The median over rounds of one of a run's figures."""
@@ -50,7 +55,9 @@ class Point:
                 "mean_context": statistics.mean(self.workload.contexts),
                 "answer": self.workload.answer,
                 "rounds": len(self.runs[side]),
+                "choice": "sampled" if self.workload.temperature else "greedy",
                 "floor_tokens_a_second": self.floor,
+                "load_before": self.load,
                 "by_round": [asdict(run) for run in self.runs[side]],
             }
             row |= {name: self.median(side, name) for name in asdict(self.runs[side][0])}
@@ -67,7 +74,7 @@ def sweep_point(
     *,
     rounds: int = 3,
     costs: ModelCosts | None = None,
-    read_rate: float | None = None,
+    rates: Floors | None = None,
 ) -> Point:
     """Time every side in each round, in an order that alternates.
 
@@ -75,15 +82,16 @@ def sweep_point(
         sides: the first one is compared with the others.
         workload: the requests.
         rounds: how often.
-        costs, read_rate: of the model, and bytes a second of this device, for the floor.
+        costs, rates: of the model and of this device, for the floor.
     """
     runs: dict[str, list[Run]] = {side.name: [] for side in sides}
+    load = os.getloadavg()[0]
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
             runs[side.name].append(side.run(workload))
     floor = None
-    if costs is not None and read_rate is not None:
+    if costs is not None and rates is not None:
         # Every row reads the whole of its own context; the weights are read once.
-        context = round(statistics.mean(workload.contexts)) + workload.answer // 2
-        floor = workload.rows * read_rate / costs.decode(context, workload.rows).bytes
-    return Point(workload, {name: tuple(each) for name, each in runs.items()}, floor)
+        context, rows = round(statistics.mean(workload.contexts)) + workload.answer // 2, workload.rows
+        floor = rows / rates.seconds(costs.decode(context, rows).bytes, costs.decode_operations(context, rows))
+    return Point(workload, {name: tuple(each) for name, each in runs.items()}, floor, load)
