@@ -35,10 +35,7 @@ from labkit.models import LoadedModel
 from recipes.measured.kernels import conditions
 
 SHAPE = "qwen3.6-35b-a3b"
-FIRST = (8, 1, 32)
-REST = (16, 4, 2)
-PROMPTS = (8, 1, 32)
-MANY = 8  # rows above which a CPU's answers are half as long
+ORDER = {"cpu": ((1, 8), (4, 2, 16, 32)), "gpu": ((8, 1, 32), (16, 4, 2))}  # of rows: first, and later
 
 
 def main() -> None:
@@ -130,28 +127,29 @@ class Sweep:
     def plan(self) -> Iterator[tuple[str, Callable[[], tuple[Workload, list[Side], int]]]]:
         """What is measured: name -> workload, sides, rounds."""
         a, both = self.arguments, [self.ours, *self.against]
+        first, later = ORDER["cpu" if self.on_cpu else "gpu"]
 
         def point(name: str, workload: Workload, sides: list[Side] = both, rounds: int = a.rounds) -> tuple:
             return f"{name} B={workload.rows}", lambda: (workload, sides, rounds)
 
-        def answer(rows: int) -> int:
-            return a.answer // 2 if self.on_cpu and rows > MANY else a.answer
+        def equal(rows: int, answer: int = a.answer) -> Workload:
+            return Workload.equal(rows, a.context, answer)
 
-        def unequal(rows: int, longest: int, **options: Any) -> Workload:
-            return Workload.unequal(rows, 4 * longest, answer(rows), **options)
+        def unequal(rows: int) -> Workload:
+            return Workload.unequal(rows, 4 * a.context, a.answer)
 
-        yield from (point("equal", Workload.equal(rows, a.context, answer(rows))) for rows in FIRST)
-        yield point("unequal", unequal(8, a.context))
-        yield from (point("equal", Workload.equal(rows, a.context, answer(rows))) for rows in REST)
-        for rows in PROMPTS:
-            whole = Workload.equal(rows, a.context // 2, answer(rows), prefilled=False)
-            yield point("prompts", whole, both[:2], 2)
+        yield from (point("equal", equal(rows)) for rows in first)
+        yield point("unequal", unequal(8))
+        yield from (point("equal", equal(rows)) for rows in later)
+        for rows in first:
+            yield point("prompts", Workload.equal(rows, a.context // 2, a.answer, prefilled=False), both[:2], 2)
         if self.fair in self.against:
-            equal = Workload.equal(8, a.context, min(a.answer, 32))
-            yield point("as released", equal, [self.ours, self.released], 2)
-        yield from (point("unequal", unequal(rows, a.context)) for rows in (32, 16, 4, 2))
-        yield point("unequal prompts", unequal(8, a.context // 2, prefilled=False), both[:2], 2)
-        yield from (point("sampled", Workload.equal(rows, a.context, answer(rows)).sampled()) for rows in (8, 32))
+            yield point("as released", equal(8, min(a.answer, 32)), [self.ours, self.released], 2)
+        yield point("unequal prompts", Workload.unequal(8, 2 * a.context, a.answer, prefilled=False), both[:2], 2)
+        yield from (point("sampled", equal(rows).sampled()) for rows in (8, 32))
+        yield from (point("unequal", unequal(rows)) for rows in later)
+        for rows in later:
+            yield point("prompts", Workload.equal(rows, a.context // 2, a.answer, prefilled=False), both[:2], 2)
 
     def point(self, name: str, workload: Workload, sides: list[Side], rounds: int) -> None:
         """Measure one, after a short run of each side that compiles what is new."""

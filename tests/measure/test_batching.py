@@ -61,3 +61,14 @@ def test_both_sides_read_every_token_of_every_row(tmp_path, monkeypatch, workloa
     assert [row["side"] for row in rows] == ["labkit", "mlx-lm"]
     assert all(row["throughput"] > 0 and row["gap_worst"] >= row["gap_median"] > 0 for row in rows)
     assert rows[1]["ratio_least"] <= rows[1]["labkit_over_this"] <= rows[1]["ratio_most"]
+
+
+def test_answers_that_are_over_before_all_rows_decode_are_refused():
+    class Late:
+        name = "late"
+
+        def run(self, workload):
+            return Run.of([(1.0, 0), (2.0, 0), (3.0, 1), (4.0, 1)], 2, peak_bytes=0)
+
+    with pytest.raises(ValueError, match="late never decoded all 2 rows together: 2 tokens a row are over"):
+        sweep_point([Late()], Workload.equal(2, 8, 2))

@@ -83,12 +83,21 @@ def sweep_point(
         workload: the requests.
         rounds: how often.
         costs, rates: of the model and of this device, for the floor.
+
+    Raises:
+        ValueError: answers so short that no step had all rows.
     """
     runs: dict[str, list[Run]] = {side.name: [] for side in sides}
     load = os.getloadavg()[0]
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
-            runs[side.name].append(side.run(workload))
+            run = side.run(workload)
+            if not run.throughput:
+                raise ValueError(
+                    f"{side.name} never decoded all {workload.rows} rows together: {workload.answer} tokens a row are "
+                    "over before the last row begins; take a longer answer"
+                )
+            runs[side.name].append(run)
     floor = None
     if costs is not None and rates is not None:
         # Every row reads the whole of its own context; the weights are read once.
