@@ -54,7 +54,7 @@ def examine() -> list[Finding]:
         ("C++ compiler", False, _compiler),
         ("clang (address spaces)", False, _clang),
         ("GPU", False, _gpu),
-        ("CUDA compiler", False, _nvcc),
+        ("CUDA compiler", False, _cuda_compiler),
         ("browser", False, _browser),
         ("smollm2-135m", False, _smollm2),
     ]
@@ -173,13 +173,12 @@ def _gpu() -> Finding:
     return Finding("GPU", "missing", "no Metal or CUDA device answers", "kernels run in the simulator instead")
 
 
-def _nvcc() -> Finding:
-    found = devices.find_program("nvcc") or next(
-        (path for path in ("/usr/local/cuda/bin/nvcc",) if Path(path).exists()), None
-    )
-    if found:
-        return Finding("CUDA compiler", "ok", found)
-    return Finding("CUDA compiler", "missing", "no nvcc", "only the compile check of CUDA text needs it")
+def _cuda_compiler() -> Finding:
+    from labkit.kernels import cuda_build
+
+    if missing := cuda_build.unavailable():
+        return Finding("CUDA compiler", "missing", "no NVRTC", missing)
+    return Finding("CUDA compiler", "ok", f"NVRTC {'.'.join(map(str, cuda_build.version()))}")
 
 
 def _browser() -> Finding:

@@ -6,18 +6,19 @@
 4. Two schedules give the same bits.
 5. Traffic stays within the stored budget.
 6. The plain build gives the bits of the checked one.
-7. Where there is a GPU, it agrees with the reference too.
+7. Where NVIDIA's run-time compiler is installed, it compiles the CUDA text. No GPU is needed.
+8. Where there is a GPU, it agrees with the reference too.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from labkit.kernels import address_spaces, simulator
+from labkit.kernels import address_spaces, cuda_build, simulator
 from labkit.kernels.registry import Case, Entry, Tolerance, dtype_name
 from labkit.kernels.signature import Launch
 from labkit.kernels.targets import device_target, run_on
@@ -55,13 +56,15 @@ def check_kernel(
         if progress:
             progress(f"{entry.name} {dtype_name(dtype)}")
         results += check_on_cpu(entry, dtype, seed)
+        if not cuda_build.unavailable():
+            results.append(check_cuda_text(entry, dtype, seed))
         if device_target():
             results.append(check_on_device(entry, dtype, seed))
     return results
 
 
-def check_on_cpu(entry: Entry, dtype: mx.Dtype, seed: int) -> list[GateResult]:
-    """The gates that need no GPU, in one dtype."""
+def check_on_cpu(entry: Entry, dtype: mx.Dtype, seed: int, *, plain: bool = True) -> list[GateResult]:
+    """The gates that need no GPU and no compiler of NVIDIA's, in one dtype. `plain`: the plain build too."""
     launches = _launches(entry, dtype, seed)
     gates = _Gates(entry, dtype, seed)
     gates.run("address spaces", lambda: _address_spaces(entry, launches))
@@ -76,9 +79,22 @@ def check_on_cpu(entry: Entry, dtype: mx.Dtype, seed: int) -> list[GateResult]:
     finished = [(case, launch) for case, launch in launches if case.label in runs and runs[case.label].outputs]
     gates.run("reference", lambda: _against_reference(entry, dtype, finished, lambda case, _: runs[case.label].outputs))
     gates.run("schedules", lambda: _schedules(entry, finished, runs))
-    gates.run("plain build", lambda: _plain_build(entry, finished[:1], runs))
+    if plain:
+        gates.run("plain build", lambda: _plain_build(entry, finished[:1], runs))
     gates.run("traffic budget", lambda: _traffic(entry, dtype, runs))
     return gates.results
+
+
+def check_cuda_text(entry: Entry, dtype: mx.Dtype, seed: int) -> GateResult:
+    """The CUDA text of the first case compiles for an H100 or H200, in one dtype.
+
+    Raises:
+        CudaMissing: the compiler is not installed (`labkit.kernels.cuda_build.unavailable` says so).
+    """
+    gates = _Gates(entry, dtype, seed)
+    launches = _launches(replace(entry, cases=entry.cases[:1]), dtype, seed)
+    gates.run("CUDA text", lambda: _cuda_text(entry, launches))
+    return gates.results[0]
 
 
 def check_on_device(entry: Entry, dtype: mx.Dtype, seed: int, target: str | None = None) -> GateResult:
@@ -130,6 +146,14 @@ def _address_spaces(entry: Entry, launches: list[tuple[Case, Launch]]) -> Iterat
         if small not in seen:
             seen.add(small)
             yield from address_spaces.check(entry.kernel.text, launch)
+
+
+def _cuda_text(entry: Entry, launches: list[tuple[Case, Launch]]) -> Iterator[str]:
+    for case, launch in launches:
+        try:
+            cuda_build.compile_cuda(cuda_build.translation_unit(entry.kernel.text, launch, entry.kernel.cuda))
+        except cuda_build.CudaError as error:
+            yield f"{case.label}: {error}"
 
 
 def _against_reference(

@@ -1,95 +1,134 @@
-"""Registers, stack (spills), shared memory and occupancy of the kernels that a run on an NVIDIA GPU has compiled.
+"""Registers, spills, shared memory and occupancy of the kernels on an H100 or H200, compiled without one.
 
-    MLX_PTX_CACHE_DIR=/tmp/ptx python -m pytest -m cuda tests/kernels
-    python -m recipes.measured.resources --cache /tmp/ptx --out data/measured/h200_resources.json --commit SHA
+    uv sync --inexact --group cuda-compile
+    python -m recipes.measured.resources --out data/measured/resources_sm90.json --commit SHA
 
-MLX keeps what it compiles in that folder. `cuobjdump`, of the CUDA toolkit, reads it; the size of a threadgroup comes
-from the kernel's own cases, the limits of a multiprocessor from the chip's compute capability (9.0).
+The launches are those of one decode step and one chunk of a prompt at the full shape, recorded as the CUDA target gets
+them, and the benches of every kernel that is in neither. NVIDIA's run-time compiler compiles them as it would for MLX;
+`--mlx FOLDER` takes MLX's own headers, out of an unpacked wheel of its CUDA build (slow: they bring CUDA's standard
+library), instead of the stand-ins.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import re
-import subprocess
+import time
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
+from unittest import mock
 
-from labkit.kernels.registry import Entry, all_entries
-from labkit.kernels.signature import threadgroup_size
+import mlx.core as mx
+
+from labkit.kernels.cuda_build import compile_cuda, compiler, translation_unit, usage
+from labkit.kernels.cuda_build.headers import Headers, mlx_headers
+from labkit.kernels.launch import Kernel
+from labkit.kernels.registry import all_entries
+from labkit.kernels.signature import Launch, threadgroup_size
+from labkit.kernels.targets import cuda, use_target
+from labkit.measure.end_to_end.filled import Filled
+from labkit.measure.end_to_end.subject import open_subject
+from labkit.models.rows import Rows
 from recipes.measured.kernels import conditions
 
-REGISTERS, THREADS, GROUPS, SHARED = 65536, 2048, 32, 233472
-"""Of one multiprocessor of compute capability 9.0: registers, threads, threadgroups, bytes of shared memory."""
+SHAPE, LAYERS, CONTEXT, CHUNK = "qwen3.6-35b-a3b", 4, 4096, 2048
+MULTIPROCESSORS = 132
 
-_USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-
-
-def usages(text: str) -> Iterator[dict]:
-    """What `cuobjdump -res-usage` says of labkit's kernels: function, registers, bytes of stack, shared and local."""
-    for name, *numbers in _USAGE.findall(text):
-        if "custom_kernel_" in name:
-            yield dict(
-                zip(("function", "registers", "stack", "shared", "local"), (name, *map(int, numbers)), strict=True)
-            )
+Launches = list[tuple[str, Kernel, Launch]]
+"""(where it was seen, kernel, launch)"""
 
 
-def kernel_of(function: str, names: list[str]) -> str | None:
-    """The registered kernel that a compiled function belongs to: the longest name that it begins with."""
-    bare = function.partition("custom_kernel_")[2]
-    found = [name for name in names if re.match(rf"{re.escape(name)}(_|$)", bare)]
-    return max(found, key=len, default=None)
+@contextlib.contextmanager
+def recorded(found: Launches, where: str) -> Iterator[None]:
+    """Every launch for CUDA goes into `found`, and gives zeros."""
+
+    def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
+        found.append((where, kernel, launch))
+        return [mx.zeros(s, d) for s, d in zip(launch.output_shapes, launch.output_dtypes, strict=True)]
+
+    with (
+        mock.patch.object(cuda, "run", run),
+        mock.patch.object(cuda, "unavailable", return_value=""),
+        use_target("cuda"),
+    ):
+        yield
 
 
-def occupancy(registers: int, shared: int, threads: int) -> float:
-    """Share of a multiprocessor's threads that can live at once; a warp's registers go out in steps of 256."""
-    warps = -(-threads // 32)
-    by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
-    by_shared = SHARED // (shared + 1024) if shared else GROUPS
-    return min(by_registers, by_shared, THREADS // (32 * warps), GROUPS) * 32 * warps / THREADS
+def launches_of_a_model() -> Launches:
+    """Of one decode step, four rows to verify, and one chunk of a prompt, of the first layers of the full shape."""
+    found: Launches = []
+    model = open_subject(SHAPE, graph="specialised", layers=LAYERS, dtype=mx.bfloat16).model
+    for where, length in (("decode", 1), ("verify 4", 4), ("prefill", CHUNK)):
+        with recorded(found, where):
+            caches = Filled(model.layouts, CONTEXT, None).into(model.make_caches())
+            model(mx.zeros((1, length), mx.int32), caches, Rows.single(CONTEXT))
+    return found
 
 
-def rows(cache: Path) -> list[dict]:
-    """One row for each compiled function."""
-    entries = {entry.name: entry for entry in all_entries()}
-    result = {}
-    for path in sorted(cache.glob("*custom_kernel_*.ptx")):
-        ran = subprocess.run(["cuobjdump", "-res-usage", str(path)], capture_output=True, text=True)
-        for usage in usages(ran.stdout):
-            name = kernel_of(usage["function"], list(entries))
-            if name is None:
-                continue
-            threads = _threads(entries[name])
-            result[usage["function"]] = {
-                "kernel": name,
-                **usage,
-                "threads": threads,
-                "occupancy": round(occupancy(usage["registers"], usage["shared"], threads), 3),
-            }
-    return list(result.values())
+def launches_of_benches(seen: set[str]) -> Launches:
+    """The benches of kernels that are not among `seen`; the first case of those without any."""
+    found: Launches = []
+    for entry in all_entries():
+        if entry.name not in seen:
+            made = [(b.label, b.make) for b in entry.benches] or [(c.label, c.make) for c in entry.cases[:1]]
+            found += [(label, entry.kernel, make(entry.dtypes[-1])) for label, make in made]
+    return found
 
 
-def _threads(entry: Entry) -> int:
-    group = threadgroup_size(entry.cases[0].make(entry.dtypes[0]))
-    return group[0] * group[1] * group[2]
+def row(where: str, kernel: Kernel, launch: Launch, headers: Headers | None) -> dict:
+    """One launch: what its code takes, and how many of its threadgroups live at once."""
+    log = compile_cuda(translation_unit(kernel.text, launch, kernel.cuda), headers).log
+    used, group = usage(log), threadgroup_size(launch)
+    threads, groups = prod(group), prod(-(-n // t) for n, t in zip(launch.grid, group, strict=True))
+    resident = used.groups(threads)
+    return {
+        "kernel": kernel.name,
+        "where": where,
+        "template": " ".join(f"{name}={str(value).removeprefix('mlx.core.')}" for name, value in launch.template),
+        "threads": threads,
+        "threadgroups": groups,
+        "registers": used.registers,
+        "stack": used.stack,
+        "spill_stores": used.spill_stores,
+        "spill_loads": used.spill_loads,
+        "shared": used.shared,
+        "groups_per_multiprocessor": resident,
+        "occupancy": round(used.occupancy(threads), 3),
+        "rounds": round(groups / (resident * MULTIPROCESSORS), 2),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", required=True)
+    parser.add_argument("--mlx", type=Path, help="folder `mlx` of MLX's CUDA build, for its own headers")
     arguments = parser.parse_args()
-    found = rows(arguments.cache)
-    arguments.out.write_text(json.dumps({**conditions(arguments.commit), "rows": found}, indent=1) + "\n")
-    for row in found:
-        print(
-            "  ".join(
-                f"{name}={row[name]}" for name in ("kernel", "registers", "stack", "shared", "threads", "occupancy")
-            )
-        )
-    print(f"{len(found)} functions; with a stack: {sum(row['stack'] > 0 for row in found)}")
+    headers = mlx_headers(arguments.mlx) if arguments.mlx else None
+    launches = launches_of_a_model()
+    launches += launches_of_benches({kernel.name for _, kernel, _ in launches})
+    rows, seen = [], set()
+    for where, kernel, launch in launches:
+        form = (kernel.name, launch.template, launch.output_dtypes, launch.grid, tuple(a.dtype for a in launch.inputs))
+        if form in seen:
+            continue
+        seen.add(form)
+        begin = time.perf_counter()
+        try:
+            rows.append(row(where, kernel, launch, headers))
+        except Exception as error:
+            rows.append({"kernel": kernel.name, "where": where, "failed": str(error)[:2000]})
+        print(f"{time.perf_counter() - begin:5.1f} s  {_line(rows[-1])}", flush=True)
+    about = conditions(arguments.commit) | {"device": "none: compiled for sm_90a", "shape": SHAPE, "context": CONTEXT}
+    about |= {"nvrtc": ".".join(map(str, compiler.version())), "headers": "MLX's own" if headers else "stand-ins"}
+    arguments.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    print(f"{len(rows)} launches, {sum(r.get('spill_loads', 0) > 0 for r in rows)} with spills")
+
+
+def _line(row: dict) -> str:
+    return "  ".join(f"{name}={value}" for name, value in row.items() if name != "template")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def machine(tmp_path):
     return run
 
 
-def place_python(machine, *, pip: int = 0, uv: int = 0) -> None:
+def place_python(machine, *, pip: int = 0, uv: int | str = 0) -> None:
     """A stand-in for Python whose venv holds a pip and a uv that end with the given codes."""
     place(
         machine.tools,
@@ -101,6 +101,14 @@ def test_a_failing_sync_leaves_no_stamp(machine):
     assert found.returncode == 1
     assert "check the network" in found.stderr
     assert not (machine.clone / ".venv" / ".labkit-synced").exists()
+
+
+def test_without_nvidias_compiler_the_rest_is_set_up(machine):
+    place_python(machine, uv='$(case "$*" in *cuda-compile*) echo 2;; *) echo 0;; esac)')
+    found = machine()
+    assert found.returncode == 0, found.stderr
+    assert "without NVIDIA's compiler" in found.stderr
+    assert (machine.clone / ".venv" / ".labkit-synced").exists()
 
 
 @pytest.mark.parametrize("answers", [True, False])

@@ -1,10 +1,12 @@
 """Every registered kernel through every gate. A new kernel is found here by its folder's gates.py."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
-from labkit.kernels.check import check_on_cpu, check_on_device
+from labkit.kernels import cuda_build
+from labkit.kernels.check import check_cuda_text, check_on_cpu, check_on_device
 from labkit.kernels.registry import all_entries, dtype_name
 
 COMBINATIONS = [
@@ -19,10 +21,47 @@ def fresh_seed() -> int:
     return time.time_ns() % (1 << 31)
 
 
+def every_day() -> list:
+    """(kernel, dtype, whether all of it): every kernel and dtype with the first case, and one dtype, the next kernel's
+    next, with all cases and the plain build."""
+    return [
+        pytest.param(entry, dtype, index % len(entry.dtypes) == place, id=f"{entry.name}-{dtype_name(dtype)}")
+        for index, entry in enumerate(all_entries())
+        for place, dtype in enumerate(entry.dtypes)
+    ]
+
+
+def report(results) -> str:
+    return "\n".join(f"{result.gate}: {result.detail}" for result in results if not result.passed)
+
+
+@pytest.mark.parametrize(("entry", "dtype", "whole"), every_day())
+def test_gates(entry, dtype, whole):
+    chosen = entry if whole else replace(entry, cases=entry.cases[:1])
+    assert not report(check_on_cpu(chosen, dtype, fresh_seed(), plain=whole))
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(("entry", "dtype"), COMBINATIONS)
-def test_gates(entry, dtype):
-    failed = [result for result in check_on_cpu(entry, dtype, fresh_seed()) if not result.passed]
-    assert not failed, "\n".join(f"{result.gate}: {result.detail}" for result in failed)
+def test_every_case_in_every_dtype(entry, dtype):
+    assert not report(check_on_cpu(entry, dtype, fresh_seed()))
+
+
+needs_nvrtc = pytest.mark.skipif(bool(cuda_build.unavailable()), reason=cuda_build.unavailable())
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("entry", all_entries(), ids=lambda entry: entry.name)
+def test_cuda_text_compiles(entry):
+    # The small floats bring the most of the vocabulary, bfloat16 is what runs on a GPU.
+    assert not report([check_cuda_text(entry, entry.dtypes[-1], fresh_seed())])
+
+
+@needs_nvrtc
+@pytest.mark.nightly
+@pytest.mark.parametrize(("entry", "dtype"), COMBINATIONS)
+def test_cuda_text_compiles_in_every_dtype(entry, dtype):
+    assert not report([check_cuda_text(entry, dtype, fresh_seed())])
 
 
 @pytest.mark.cuda

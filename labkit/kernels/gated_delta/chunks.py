@@ -17,7 +17,7 @@ from labkit.kernels.gated_delta import chunk_reference
 from labkit.kernels.gated_delta.shapes import RuleInputs
 from labkit.kernels.header import Header
 from labkit.kernels.launch import Kernel
-from labkit.kernels.targets import device_target
+from labkit.kernels.targets import target_in_use
 
 _HERE = Path(__file__).parent
 MATRICES = Header.from_file(_HERE / "matrices.h")
@@ -183,7 +183,7 @@ def chunked(
     """
     rule = RuleInputs.checked(q, k, v, log_decay, beta, state, spans)
     if tensor is None:
-        tensor = device_target() == "cuda" and takes_tensor_cores(rule)
+        tensor = target_in_use(target) == "cuda" and takes_tensor_cores(rule)
     return run_chunked(rule, Tensor() if tensor is True else tensor or None, target)
 
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 from labkit.kernels.gated_delta.chunks import Tensor, run_chunked, takes_tensor_cores
 from labkit.kernels.gated_delta.recurrence import run_scan
 from labkit.kernels.gated_delta.shapes import RuleInputs
-from labkit.kernels.targets import device_target
+from labkit.kernels.targets import target_in_use
 
 CHUNKED_FROM = 128
 """Tokens from which tensor cores are taken on CUDA: two chunks. H200 (data/measured/h200_gated_delta.json), scan and
@@ -44,7 +44,7 @@ def gated_delta_update(
         ValueError: shapes or dtypes that do not fit.
     """
     rule = RuleInputs.checked(q, k, v, log_decay, beta, state, spans)
-    tensor_cores = (target or device_target()) == "cuda" and takes_tensor_cores(rule)
+    tensor_cores = target_in_use(target) == "cuda" and takes_tensor_cores(rule)
     if tensor_cores and rule.shape.length >= CHUNKED_FROM and not invariant:
         return run_chunked(rule, Tensor(split=True), target)
     return run_scan(rule, target=target)
