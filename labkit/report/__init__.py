@@ -13,6 +13,7 @@ widgets.py     the same as a live widget where a kernel listens
 records.py     results as data inside a notebook's outputs
 parameters.py  a notebook's own parameters, and the check of what is given
 runner.py      notebooks through papermill, one process each (worker.py is that process)
+kernel_client.py  the client between a worker and its kernel, whose waits all end
 executed.py    what is done to a notebook after its execution
 provenance.py  commit, versions, device; removal of machine paths
 summary.py     all records in one table

@@ -139,7 +139,7 @@ def _tell(step: Any) -> None:
     text = {
         "start": f"{name}  started",
         "cell": f"{name}  [{step.cell}/{step.cells}] {step.text[:60]}",
-        "retry": f"{name}  the kernel did not start ({step.text}); trying once more",
+        "retry": f"trying once more: {step.text}",
         "done": f"{name}  done in {step.text}",
         "failed": f"failed: {step.text}",
     }[step.step]

@@ -1,4 +1,4 @@
-"""Run notebooks with papermill, one process each: progress, one retry of a failed kernel start, no orphan left."""
+"""Run notebooks with papermill, one process each: progress, one retry where Jupyter failed, no orphan left."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ from labkit.report.worker import STATIC_VARIABLE
 
 START_TIMEOUT = 60
 CELL_TIMEOUT = 1200
+# Seconds that a living kernel may take to take a cell up, or to say that a cell has ended.
+ANSWER_TIMEOUT = 30
+# Failures of Jupyter, not of the notebook: its run is repeated once.
+WORTH_A_RETRY = ("start", "lost")
 # Seconds that a worker may be silent while no cell runs: between cells, and after the last one.
 GRACE = 60
 
@@ -33,7 +37,8 @@ class Failure:
 
     Attributes:
         kind: "cell" (it raised), "dead" (the kernel died), "timeout", "start" (the kernel never answered, twice),
-            "kernel" (no such kernel), "records" (its outputs do not make a report) or "other".
+            "lost" (a message between the worker and its living kernel was lost, twice), "kernel" (no such kernel),
+            "records" (its outputs do not make a report) or "other".
         cell: the code cell's number, counted from 1 as in `In [1]`; None if no cell had started.
         line: that cell's first line.
         message: one line.
@@ -95,6 +100,7 @@ class _Run:
     retried: bool = False
     seen: dict[int, psutil.Process] = field(default_factory=dict)
     last: dict[str, Any] | None = None
+    in_cell: bool = False
     end: dict[str, Any] | None = None
 
 
@@ -136,7 +142,7 @@ def run(
     limit = max(1, min(jobs or cores, cores))
     waiting, running, outcomes = list(notebooks), {}, {}
     events: queue.Queue = queue.Queue()
-    timeouts = {"cell_timeout": cell_timeout, "start_timeout": start_timeout}
+    timeouts = {"cell_timeout": cell_timeout, "start_timeout": start_timeout, "answer_timeout": ANSWER_TIMEOUT}
     try:
         while waiting or running:
             while waiting and len(running) < limit:
@@ -153,8 +159,9 @@ def run(
                 _pump(events, running, progress, wait=0)
                 _sweep(one)
                 del running[path]
-                if one.end and one.end.get("kind") == "start" and not one.retried:
-                    progress(Progress(path.name, "retry", text=one.end["message"]))
+                if one.end and one.end.get("kind") in WORTH_A_RETRY and not one.retried:
+                    progress(Progress(path.name, "retry", text=_failure(one).describe(path.name)))
+                    one.scratch.cleanup()
                     running[path] = _start(path, one.output, one.values, timeouts, events, retried=True)
                     continue
                 outcomes[path] = _conclude(one, given or {})
@@ -223,11 +230,11 @@ def _pump(events: queue.Queue, running: dict, progress: Callable[[Progress], Non
         except queue.Empty:
             return
         wait = 0
-        running_cell = event["event"] == "cell"
-        one.deadline = time.monotonic() + GRACE + (one.cell_timeout if running_cell else 0)
+        one.in_cell = event["event"] == "cell"
+        one.deadline = time.monotonic() + GRACE + (one.cell_timeout if one.in_cell else 0)
         if event["event"] == "executed":
             continue
-        if running_cell:
+        if one.in_cell:
             one.last = event
             # papermill puts one cell more in front of the others when parameters are given.
             cells = one.cells + bool(one.values)
@@ -246,9 +253,11 @@ def _watch(one: _Run) -> None:
 
 
 def _give_up(one: _Run) -> None:
-    """End a worker that is silent where it should not be: a message between it and its kernel was lost."""
-    kind = "other" if one.last else "start"
-    message = "the kernel stopped answering" if one.last else "the kernel never answered"
+    """End a worker that is silent where it should not be; a cell that may be what holds it up is not run again."""
+    if one.last is None:
+        kind, message = "start", "the kernel never answered"
+    else:
+        kind, message = "other" if one.in_cell else "lost", "the kernel stopped answering"
     one.end = {"event": "failed", "kind": kind, "message": message, "detail": "", "cell": one.last}
     one.process.kill()
 

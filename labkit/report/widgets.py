@@ -28,8 +28,10 @@ def live(draw: Callable[..., Any], **controls: Any) -> None:
     from IPython.display import display
     from ipywidgets import interactive
 
-    panel = interactive(draw, **controls)
+    # A manual panel does not draw by itself: in a report the picture belongs in the cell, not in an Output widget.
+    panel = interactive(draw, {"manual": is_static()}, **controls)
     if not is_static():
         display(panel)
         return
-    draw(**{control.description: control.value for control in panel.children if hasattr(control, "value")})
+    names = [name for name, _, _ in panel.find_abbreviations(dict(controls))]
+    draw(**{name: control.get_interact_value() for name, control in zip(names, panel.kwargs_widgets, strict=True)})

@@ -47,6 +47,8 @@ def execute(job: dict[str, Any], events: _Events) -> None:
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from traitlets.config import Config
 
+    from labkit.report.kernel_client import MessageLost
+
     def failed(kind: str, message: str, detail: str = "") -> None:
         events.send("failed", kind=kind, message=message, detail=detail, cell=events.cell)
 
@@ -60,9 +62,20 @@ def execute(job: dict[str, Any], events: _Events) -> None:
             cwd=job["cwd"],
             start_timeout=job["start_timeout"],
             execution_timeout=job["cell_timeout"],
-            # Sockets in a folder, not TCP ports: two kernels that start together may draw the same free port, and then
-            # one waits for answers that go to the other.
-            config=Config({"KernelManager": {"transport": "ipc", "ip": job["sockets"]}}),
+            # The client itself says sooner what is missing.
+            iopub_timeout=2 * job["answer_timeout"],
+            config=Config(
+                {
+                    "KernelManager": {
+                        # Sockets in a folder, not TCP ports: two kernels that start together may draw the same free
+                        # port, and then one waits for answers that go to the other.
+                        "transport": "ipc",
+                        "ip": job["sockets"],
+                        "client_class": "labkit.report.kernel_client.Client",
+                    },
+                    "Client": {"patience": job["answer_timeout"]},
+                }
+            ),
             extra_arguments=["--log-level=ERROR"],
             on_cell_start=events.cell_started,
             on_cell_executed=events.cell_executed,
@@ -78,6 +91,8 @@ def execute(job: dict[str, Any], events: _Events) -> None:
         failed("dead", "the kernel died (killed, out of memory, or it ended itself)")
     except CellTimeoutError:
         failed("timeout", f"the cell ran longer than {job['cell_timeout']} s")
+    except MessageLost as error:
+        failed("lost", str(error))
     except NoSuchKernel as error:
         failed("kernel", f"there is no Jupyter kernel named {error.name!r}: install ipykernel for this Python")
     except Exception as error:

@@ -125,50 +125,81 @@ def test_a_cell_that_never_ends_is_stopped(tmp_path: Path, write_notebook) -> No
 
 
 @pytest.fixture
-def broken_start(monkeypatch: pytest.MonkeyPatch):
-    """Makes the next `count` kernel starts fail, by a worker that ends as one does whose kernel never answered."""
+def workers(monkeypatch: pytest.MonkeyPatch) -> list[list[dict]]:
+    """What the next workers say, one list of events each, instead of what real ones would."""
     real, left = subprocess.Popen, []
 
     def popen(command, **kwargs):
-        if command[-1] == "labkit.report.worker" and left:
-            left.pop()
-            event = json.dumps({"event": "failed", "kind": "start", "message": "no answer", "detail": "", "cell": None})
-            command = [sys.executable, "-c", f"input(); print({event!r})"]
-        return real(command, **kwargs)
+        assert command[-1] == "labkit.report.worker"
+        lines = "".join(json.dumps(event) + "\n" for event in left.pop(0))
+        return real([sys.executable, "-c", f"input(); print({lines!r}, end='')"], **kwargs)
 
     monkeypatch.setattr(runner.subprocess, "Popen", popen)
     return left
 
 
-def test_a_failed_kernel_start_is_tried_once_more(tmp_path: Path, write_notebook, broken_start: list) -> None:
+CELL = {"event": "cell", "number": 1, "index": 1, "line": "x = 1"}
+NO_START = [{"event": "failed", "kind": "start", "message": "no answer", "detail": "", "cell": None}]
+LOST = [CELL, {"event": "failed", "kind": "lost", "message": "its reply never came", "detail": "", "cell": CELL}]
+WHERE = {"start": "n.ipynb: no answer", "lost": "n.ipynb, In [1] (x = 1): its reply never came"}
+
+
+@pytest.mark.parametrize("first", [NO_START, LOST], ids=["no start", "a lost message"])
+def test_a_failure_of_jupyter_is_tried_once_more(first, tmp_path: Path, write_notebook, workers: list) -> None:
     path = write_notebook(tmp_path / "n.ipynb", "x = 1")
-    broken_start.append("fail")
-    steps: list[str] = []
-    (outcome,) = runner.run([path], tmp_path / "out", progress=lambda step: steps.append(step.step))
+    workers += [first, [CELL, {"event": "executed", "index": 1}, {"event": "done"}]]
+    steps: list[runner.Progress] = []
+    (outcome,) = runner.run([path], tmp_path / "out", progress=steps.append)
     assert outcome.passed
     assert outcome.retried
-    assert steps[:2] == ["start", "retry"]
-    assert steps[-1] == "done"
+    retry = [step for step in steps if step.step == "retry"]
+    assert [step.text for step in retry] == [WHERE[first[-1]["kind"]]]
+    assert steps[-1].step == "done"
 
 
-def test_a_second_failed_start_is_an_error(tmp_path: Path, write_notebook, broken_start: list) -> None:
+@pytest.mark.parametrize("always", [NO_START, LOST], ids=["no start", "a lost message"])
+def test_the_second_time_it_is_an_error(always, tmp_path: Path, write_notebook, workers: list) -> None:
     path = write_notebook(tmp_path / "n.ipynb", "x = 1")
-    broken_start += ["fail", "fail"]
+    workers += [always, always]
     (outcome,) = runner.run([path], tmp_path / "out")
-    assert outcome.failure.kind == "start"
+    assert outcome.failure.kind == always[-1]["kind"]
     assert outcome.retried
-    assert outcome.failure.describe("n.ipynb") == "n.ipynb: no answer"
+    assert outcome.failure.describe("n.ipynb") == WHERE[outcome.failure.kind]
+
+
+def test_a_failure_of_the_notebook_is_not_tried_again(tmp_path: Path, write_notebook, workers: list) -> None:
+    path = write_notebook(tmp_path / "n.ipynb", "x = 1")
+    workers.append([CELL, {"event": "failed", "kind": "dead", "message": "it died", "detail": "", "cell": CELL}])
+    (outcome,) = runner.run([path], tmp_path / "out")
+    assert (outcome.failure.kind, outcome.retried) == ("dead", False)
+
+
+def test_a_run_whose_every_wake_up_is_lost_ends_as_any_other(tmp_path: Path, write_notebook, monkeypatch) -> None:
+    """The loop is never told of a message: whatever swallows a wake-up, this is the worst of it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'labkit.report.worker' in sys.orig_argv:\n"
+        "    import zmq.asyncio\n"
+        "    zmq.asyncio.Socket._handle_events = lambda *_: None\n"
+        f"    open({str(tmp_path / 'deaf')!r}, 'w').close()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    into_widget = "from ipywidgets import interactive\npanel = interactive(lambda n: print('n is', n), n=(1, 9))"
+    path = write_notebook(tmp_path / "n.ipynb", into_widget, "print('after', panel.result, panel.out.outputs)")
+    (outcome,) = runner.run([path], tmp_path / "out")
+    assert (tmp_path / "deaf").exists()
+    assert outcome.passed, outcome.failure
+    assert not outcome.retried
+    book = nbformat.read(outcome.output, 4)
+    assert "n is 5" in book.cells[-1].outputs[0].text
 
 
 @pytest.mark.parametrize(
-    ("events", "kind", "cell"),
-    [
-        ([], "start", None),
-        ([{"event": "cell", "number": 1, "index": 1, "line": "x = 1"}, {"event": "executed", "index": 1}], "other", 1),
-    ],
-    ids=["before the first cell", "after the last cell"],
+    ("events", "kind", "retried"),
+    [([], "start", True), ([CELL], "other", False), ([CELL, {"event": "executed", "index": 1}], "lost", True)],
+    ids=["before the first cell", "in a cell", "after the last cell"],
 )
-def test_a_worker_that_falls_silent_is_given_up(events, kind, cell, tmp_path, write_notebook, monkeypatch) -> None:
+def test_a_worker_that_falls_silent_is_given_up(events, kind, retried, tmp_path, write_notebook, monkeypatch) -> None:
     path = write_notebook(tmp_path / "n.ipynb", "x = 1")
     lines = "".join(json.dumps(event) + "\n" for event in events)
     real = subprocess.Popen
@@ -176,10 +207,10 @@ def test_a_worker_that_falls_silent_is_given_up(events, kind, cell, tmp_path, wr
     monkeypatch.setattr(runner.subprocess, "Popen", lambda command, **kw: real([sys.executable, "-c", mute], **kw))
     monkeypatch.setattr(runner, "GRACE", 1)
     before = family()
-    (outcome,) = runner.run([path], tmp_path / "out", start_timeout=0)
-    assert (outcome.failure.kind, outcome.failure.cell) == (kind, cell)
+    (outcome,) = runner.run([path], tmp_path / "out", start_timeout=0, cell_timeout=0)
+    assert (outcome.failure.kind, outcome.failure.cell) == (kind, 1 if events else None)
     assert "answer" in outcome.failure.message
-    assert outcome.retried is (kind == "start")
+    assert outcome.retried is retried
     assert family() == before
 
 
