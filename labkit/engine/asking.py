@@ -86,7 +86,7 @@ class Asking(ABC):
         Raises:
             ValueError, CapacityError: as `submit`, with the first event.
         """
-        return self._worker.stream(prompt, params, **options)
+        return self._worker.stream(self, prompt, params, **options)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer; arguments as for `stream`.

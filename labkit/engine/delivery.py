@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from labkit.engine.events import Event
+from labkit.engine.register import Register
 from labkit.engine.session import Session
 
 
@@ -13,12 +14,12 @@ class Delivery:
     """Hands events out in order, whatever callbacks do.
 
     Args:
-        drop: lets go of what a request holds that ended here, because its callback raised.
-        ended: told of each request whose end was handed out.
+        register: told of each request whose end was handed out, and of those that ended here, because their
+            callbacks raised.
     """
 
-    def __init__(self, *, drop: Callable[[Session], None], ended: Callable[[Session], None]):
-        self._drop, self._ended = drop, ended
+    def __init__(self, register: Register):
+        self._register = register
         self._outbox: deque[tuple[Session, Event]] = deque()  # not yet shown to callbacks
         self._undelivered: list[Event] = []  # not yet taken
 
@@ -42,7 +43,7 @@ class Delivery:
             session, event = self._outbox.popleft()
             self._undelivered.append(event)
             if event.kind == "finished":
-                self._ended(session)
+                self._register.ended(session)
             if session.on_event is None:
                 continue
             try:
@@ -51,8 +52,8 @@ class Delivery:
                 session.on_event = None
                 exits = not isinstance(error, Exception)  # an exit or an interrupt is the caller's to see
                 self._undelivered += session.cancel() if exits else session.fail("callback_failed", error)
-                self._drop(session)
-                self._ended(session)
+                self._register.drop(session)
+                self._register.ended(session)
                 if exits:
                     raise
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import mlx.core as mx
-
-from labkit.engine.admission import Admission
 from labkit.engine.asking import Asking
-from labkit.engine.capacity import Budget, Capacity
-from labkit.engine.delivery import Delivery
+from labkit.engine.assembly import assemble
+from labkit.engine.capacity import Capacity
 from labkit.engine.events import Event, StepRecord
-from labkit.engine.executor import Executor, cannot_batch
+from labkit.engine.executor import cannot_batch
 from labkit.engine.hooks import PrefixStore
-from labkit.engine.journal import Journal
-from labkit.engine.memory import Estimates, MemoryGuard
-from labkit.engine.paging import PagedAdmission, Paging, PlainStates
-from labkit.engine.parking import Parking, PausedRow, Policy
+from labkit.engine.memory import MemoryGuard
+from labkit.engine.parking import PausedRow, Policy
 from labkit.engine.request import Request
-from labkit.engine.scheduler import Plan, Scheduler, due
-from labkit.engine.session import Session, engine_clock
+from labkit.engine.scheduler import Plan
+from labkit.engine.session import Session
 from labkit.engine.step import Constraint
+from labkit.engine.wired import WiredMemory
 from labkit.engine.worker import Worker
 from labkit.models import LoadedModel
 
@@ -73,73 +67,28 @@ class Engine(Asking):
         pool_bytes: int | None = None,
         log_limit: int = 1 << 16,
     ):
-        counts = {
-            "prefill_chunk": prefill_chunk,
-            "capacity_bytes": capacity_bytes,
-            "max_rows": max_rows,
-            "block_tokens": block_tokens,
-            "pool_bytes": pool_bytes,
-            "log_limit": log_limit,
-        }
-        for name, count in counts.items():
-            if count is not None and (type(count) is not int or count < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, not {count!r}")
-        if kv not in ("contiguous", "paged"):
-            raise ValueError(f'kv is "contiguous" or "paged", not {kv!r}')
-        if kv == "contiguous" and (block_tokens or pool_bytes):
-            raise ValueError('block_tokens and pool_bytes belong to kv="paged"')
-        if prefixes is not None and prefill_chunk not in (None, prefixes.grid):
-            raise ValueError(f"prefill_chunk {prefill_chunk} is not the store's grid of {prefixes.grid}: leave it out")
-        chunk = prefixes.grid if prefixes is not None else prefill_chunk or 2048
-        self.loaded, self.guard, self.prefixes = loaded, guard, prefixes
-        self.runs_alone = cannot_batch(loaded)
-        self._clock = engine_clock()
-        if policy is not None and guard is None:
-            raise ValueError("a policy for memory pressure needs a guard that notices it: give guard=MemoryGuard()")
-        budget = Budget(loaded, capacity_bytes)
-        if guard is not None:
-            estimates = Estimates(loaded, budget)
-            limit = min(guard.capacity_bytes, budget.capacity.capacity_bytes)
-            budget = Budget(loaded, limit, transient=lambda prompt: estimates.prompt_step(prompt, chunk))
-            if budget.capacity.max_context_tokens < 1:
-                raise ValueError(
-                    f"the guard's ceiling of {guard.ceiling_bytes} bytes leaves {limit} below its hard line, and the "
-                    f"weights take {loaded.weights_bytes}: raise it"
-                )
-        self._admission = Admission(budget, chunk=chunk, max_rows=max_rows, rectangle=self.runs_alone is None)
-        paging = None
-        if kv == "paged":
-            pool = {"block_tokens": block_tokens, "pool_bytes": pool_bytes}
-            paging = Paging(loaded, budget, **pool, max_rows=max_rows, grid=chunk)
-            self._admission = PagedAdmission(paging, budget, chunk=chunk, max_rows=max_rows)
-            prefixes = None if prefixes is None else PlainStates(prefixes)
-        self.paged = None if paging is None else paging.kv
-        self._scheduler = Scheduler(chunk)
-        self._executor = Executor(
-            loaded, grid=chunk, pack=pack_prompts, clock=self._clock, prefixes=prefixes, paging=paging
+        parts = assemble(
+            loaded,
+            prefill_chunk=prefill_chunk,
+            capacity_bytes=capacity_bytes,
+            max_rows=max_rows,
+            pack_prompts=pack_prompts,
+            prefixes=prefixes,
+            guard=guard,
+            policy=policy,
+            kv=kv,
+            block_tokens=block_tokens,
+            pool_bytes=pool_bytes,
+            log_limit=log_limit,
         )
-        self._journal = Journal(log_limit)
-        self._delivery = Delivery(drop=self._remove, ended=self._ended)
-        self._live: dict[str, Session] = {}  # whoever has not been told its end
-        self._waiting: list[Session] = []
+        self.loaded, self.guard, self.prefixes, self.paged = loaded, guard, prefixes, parts.paged
+        self.runs_alone = cannot_batch(loaded)
+        self._clock, self._admission, self._scheduler = parts.clock, parts.admission, parts.scheduler
+        self._executor, self._journal, self._parking = parts.executor, parts.journal, parts.parking
+        self._register, self._delivery = parts.register, parts.delivery
         self._stepping = False
-        self._parking = None
-        if guard is not None:
-            self._parking = Parking(
-                self._executor,
-                self._admission,
-                estimates,
-                guard,
-                policy=policy,
-                store=prefixes,
-                chunk=chunk,
-                sessions=self._live,
-                tell=self._delivery.tell,
-            )
-        # Reentrant: a signal's handler may cancel while the thread that it interrupts holds the lock.
-        self._lock = threading.RLock()
         self._worker = Worker(self)
-        self._wired = _wire_memory()
+        self._wired = WiredMemory()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -168,22 +117,13 @@ class Engine(Asking):
         for token in (*request.tokens, *request.params.stop_token_ids, *(request.params.logit_bias or ())):
             if not 0 <= token < known:
                 raise ValueError(f"token {token} is not in the model's vocabulary of {known}")
-        if request.id in self._live:
+        if request.id in self._register.live:
             raise ValueError(f"request {request.id!r} is here already")
         self._admission.check(request)
         session = Session(self.loaded, request, clock=self._clock, on_event=on_event, constraint=constraint)
-        self._enqueue(session)
+        self._register.add(session)
         self._delivery.tell([(session, session.submitted())])
         return request.id
-
-    def _enqueue(self, session: Session, *, paused: bool = False) -> None:
-        with self._lock:
-            self._live[session.id] = session
-            if self._parking is not None:
-                self._parking.add(session, paused=paused)
-                return
-            self._waiting.append(session)
-            self._waiting.sort(key=lambda s: due(s.request.priority, s.request.arrival))
 
     def resume_paused(
         self,
@@ -216,18 +156,13 @@ class Engine(Asking):
 
         found = self._parking.stored(make)
         for session in found:
-            self._enqueue(session, paused=True)
+            self._register.add(session, paused=True)
             self._delivery.tell([(session, session.submitted())])
         return [PausedRow(s.request, s.seed, tuple(s.answer), s.cached) for s in found]
 
     def cancel(self, request_id: str) -> bool:
         """End a request at the next boundary between steps; callable from any thread. False if there is none."""
-        with self._lock:
-            session = self._live.get(request_id)
-            if session is None or session.finished:
-                return False
-            session.cancelled = True
-            return True
+        return self._register.cancel(request_id)
 
     @property
     def log(self) -> list[StepRecord]:
@@ -250,18 +185,15 @@ class Engine(Asking):
     @property
     def idle(self) -> bool:
         """Whether nothing waits, runs or is to be delivered."""
-        return not self._live and self._delivery.empty
+        return not self._register.live and self._delivery.empty
 
     def close(self) -> None:
         """End every request as cancelled and give the wired memory back. Events that came before can still be read."""
         self._worker.close()
-        for session in self._live.values():
+        for session in self._register.live.values():
             session.cancelled = True
         self._retire_cancelled()
-        if self._wired is not None:
-            mx.synchronize()
-            mx.set_wired_limit(self._wired)
-            self._wired = None
+        self._wired.release()
 
     def __enter__(self) -> Engine:
         return self
@@ -305,11 +237,9 @@ class Engine(Asking):
         """Let requests start while they fit, in order: nobody overtakes one that has to wait for room."""
         live = [session.total for session in self._executor.sessions()]
         events: list[tuple[Session, Event]] = []
-        while self._waiting and self._admission.fits_now(self._waiting[0].total, live, self._waiting[0].request.tokens):
-            with self._lock:
-                session = self._waiting.pop(0)
-            self._executor.start(session, events)
-            live.append(session.total)
+        while (first := self._register.first()) and self._admission.fits_now(first.total, live, first.request.tokens):
+            self._executor.start(self._register.take_first(), events)
+            live.append(first.total)
         self._delivery.tell(events)
 
     def _execute(self, plan: Plan) -> None:
@@ -323,32 +253,20 @@ class Engine(Asking):
         self._delivery.tell()
 
     def _retire_cancelled(self) -> None:
-        for session in [s for s in self._live.values() if s.cancelled]:
-            ends = session.cancel()
-            self._remove(session)
-            self._delivery.tell([(session, event) for event in ends])
+        for session in self._register.cancelled():
+            self._end(session, session.cancel())
 
     def fail_all(self, error: BaseException) -> None:
         """End every request with this error."""
-        for session in list(self._live.values()):
-            ends = session.fail("engine_failed", error)
-            self._remove(session)
-            self._delivery.tell([(session, event) for event in ends])
+        for session in list(self._register.live.values()):
+            self._end(session, session.fail("engine_failed", error))
 
-    def _remove(self, session: Session) -> None:
-        with self._lock:
-            if session in self._waiting:
-                self._waiting.remove(session)
-        self._executor.drop(session)
-
-    def _ended(self, session: Session) -> None:
-        """A request's end was handed out."""
-        if self._live.pop(session.id, None) is not None and self._parking is not None:
-            self._parking.ended(session)
-        self._journal.left(session)
+    def _end(self, session: Session, events: list[Event]) -> None:
+        self._register.drop(session)
+        self._delivery.tell([(session, event) for event in events])
 
     def _events_of(self, request_id: str) -> Iterator[Event]:
-        finished, session = False, self._live[request_id]
+        finished, session = False, self._register.live[request_id]
         try:
             yield
             while not finished:
@@ -358,19 +276,11 @@ class Engine(Asking):
                 self._delivery.put_back(event for event in events if event.request != request_id)
                 finished = any(event.kind == "finished" for event in mine)
                 yield from mine
-                if not finished and request_id not in self._live and not self._delivery.holds(request_id):
+                if not finished and request_id not in self._register.live and not self._delivery.holds(request_id):
                     raise RuntimeError(f"the end of request {request_id} was read elsewhere, by run or step")
         finally:
             if not finished:
                 if self.cancel(request_id):
                     self._retire_cancelled()
                 self._delivery.forget(request_id)
-                self._ended(session)
-
-
-def _wire_memory() -> int | None:
-    """On Metal, keep the model resident as mlx-lm does; returns the limit to set back, None elsewhere."""
-    with contextlib.suppress(AttributeError):
-        limit = mx.device_info().get("max_recommended_working_set_size") if mx.metal.is_available() else None
-        return mx.set_wired_limit(limit) if limit else None
-    return None
+                self._register.ended(session)

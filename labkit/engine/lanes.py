@@ -141,12 +141,7 @@ class Lanes:
                 if row.finished or not row.unread:
                     continue
                 tokens[row.id] = got.token
-                try:
-                    if got.error is not None:
-                        raise got.error
-                    events += [(row, event) for event in row.take(got)]
-                except Exception as error:  # of a constraint, or of its logits: this row's own
-                    events += [(row, event) for event in row.fail("step_failed", error)]
+                events += [(row, event) for event in row.take(got)]
         return tokens
 
     def _masks(self, lane: DecodingBatch, events: Events) -> list[Any]:

@@ -196,8 +196,9 @@ def _choose_alike(logits: mx.array, rows: Sequence[RowSampler], steps: Sequence[
 def _choose_alone(logits: mx.array, fed: mx.array, row: RowSampler, step: int, mask: mx.array | None) -> Choice:
     try:
         token, total, logprob, best = row(logits, fed, step, mask)
-    except Exception as error:  # whatever a processor raises
-        return Choice(mx.zeros((1,), mx.uint32), mx.zeros((1,), logits.dtype), [None], [None], {0: error})
+    except Exception as error:  # whatever a processor raises; its frames would keep the logits alive
+        failed = {0: error.with_traceback(None)}
+        return Choice(mx.zeros((1,), mx.uint32), mx.zeros((1,), logits.dtype), [None], [None], failed)
     return Choice(token, total, [logprob], [best], {})
 
 

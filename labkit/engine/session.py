@@ -147,7 +147,17 @@ class Session:
         self.chosen += 1
 
     def take(self, read: ReadToken) -> list[Event]:
-        """What a token on the host means: text, or an end."""
+        """What a token on the host means: text, or an end. What fails in it (the row's logits, its processors, its
+        constraint) ends this row alone."""
+        # The error is told, never raised here: a traceback's frames would keep the step's arrays alive.
+        if read.error is not None:
+            return self.fail("step_failed", read.error)
+        try:
+            return self._taken(read)
+        except Exception as error:
+            return self.fail("step_failed", error)
+
+    def _taken(self, read: ReadToken) -> list[Event]:
         if self.constraint is not None:
             self.constraint.accept(read.token)
         is_last, index = self.on_last, len(self.answer)

@@ -29,6 +29,7 @@ class Worker:
         self._engine = weakref.ref(engine)
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
+        weakref.finalize(engine, _notify, self._wake).atexit = False
         self._jobs: deque[Job] = deque()
         self._closed = False
 
@@ -37,11 +38,11 @@ class Worker:
         if self._thread is not None and threading.current_thread() is not self._thread:
             raise RuntimeError("the engine works in a thread of its own since astream was used: use astream")
 
-    async def stream(self, prompt: Any, params: Any = None, **options: Any) -> AsyncIterator[Event]:
-        """The events of one request; leaving the loop cancels it."""
+    async def stream(self, engine: Engine, prompt: Any, params: Any = None, **options: Any) -> AsyncIterator[Event]:
+        """The events of one request; leaving the loop cancels it. Whoever reads it holds the engine."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue()
         constraint = options.pop("constraint", None)
-        request = self._engine().request(prompt, params, **options)
+        request = engine.request(prompt, params, **options)
 
         def on_event(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
@@ -55,8 +56,7 @@ class Worker:
                 finished = event.kind == "finished"
                 yield event
         finally:
-            engine = self._engine()
-            if not finished and engine is not None:
+            if not finished:
                 engine.cancel(request.id)
 
     def _ask(self, job: Callable[[Engine], Any]) -> Future:
@@ -93,19 +93,29 @@ class Worker:
                     jobs, self._jobs = list(self._jobs), deque()
                     return jobs
                 del engine
-                self._wake.wait(timeout=0.5)  # an engine that nobody holds any more does not wake anybody
+                self._wake.wait(timeout=0.5)  # the program's end does not wake anybody
+
+
+def _notify(wake: threading.Condition) -> None:
+    with wake:
+        wake.notify()
 
 
 def _work(worker: Worker) -> None:
     while (jobs := worker._next_jobs()) is not None:
-        engine = worker._engine()
-        for job, future in jobs:
-            try:
-                future.set_result(job(engine))
-            except BaseException as error:
-                future.set_exception(error)
+        if (engine := worker._engine()) is None:
+            return
+        while jobs:
+            _do(engine, *jobs.pop(0))
         try:
             engine.step()
         except BaseException as error:  # whoever waits for an event must get one, whatever happened
             engine.fail_all(error)
         del engine
+
+
+def _do(engine: Engine, job: Callable[[Engine], Any], future: Future) -> None:
+    try:
+        future.set_result(job(engine))
+    except BaseException as error:
+        future.set_exception(error.with_traceback(None))  # its frames would keep the engine alive

@@ -115,7 +115,7 @@ def test_a_handler_may_cancel_in_the_thread_that_holds_the_engines_lock(folder):
     cancelled = []
 
     def handler():
-        with engine._lock:
+        with engine._register._lock:
             cancelled.append(engine.cancel("nobody"))
 
     thread = threading.Thread(target=handler, daemon=True)

@@ -43,10 +43,10 @@ def test_a_mask_that_is_no_array_of_mlx(engine, mask):
 
 def test_a_stream_that_is_closed_or_dropped_before_its_first_event_is_cancelled(engine):
     engine.stream("ab", max_tokens=50).close()
-    assert not engine._live
+    assert not engine._register.live
     stream = engine.stream("ab", max_tokens=50)
     del stream
-    assert not engine._live
+    assert not engine._register.live
     assert [event.reason for event in engine.run() if event.kind == "finished"] == []
     assert works(engine)
 
@@ -64,7 +64,7 @@ def test_a_callback_that_exits_takes_its_request_with_it(engine, kind, leave):
 
     with pytest.raises(leave):
         whole_run()
-    assert not engine._live
+    assert not engine._register.live
     list(engine.run())
     assert works(engine)
 

@@ -90,7 +90,7 @@ def check(loaded, count: int) -> None:
     reasons = set(ends.values())
     assert {"length", "cancelled", "error", "stop"} <= reasons
     assert engine.idle
-    assert not engine._live
+    assert not engine._register.live
     assert engine._executor.sessions() == []
     assert engine._executor.cache_bytes == 0
     assert engine._executor.lanes.batches() == []

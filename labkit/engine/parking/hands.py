@@ -133,7 +133,7 @@ class EngineHands:
         row = self._executor.pause(session)
         if session.unread:
             (token,) = read(row.pending)
-            self._tell([(session, event) for event in _taken(session, token)])
+            self._tell([(session, event) for event in session.take(token)])
             if session.finished:
                 return "finished"
         # What the row feeds next is known now, and chosen already.
@@ -211,18 +211,3 @@ class EngineHands:
             )
             self._executor.drop(session)
             self._tell([(session, event) for event in events])
-
-    def forget(self, id: str) -> None:
-        """A request has ended: nothing of it is held any more."""
-        if self._store is not None:
-            self._store.unpin(id)
-            self._store.drop_private(id)
-
-
-def _taken(session: Session, token) -> list[Event]:
-    try:
-        if token.error is not None:
-            raise token.error
-        return session.take(token)
-    except Exception as error:  # of a constraint, or of its logits: this row's own
-        return session.fail("step_failed", error)

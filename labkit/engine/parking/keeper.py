@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from labkit.engine.memory import MemoryGuard
-from labkit.engine.parking.policy import Action, Ledger, Policy, Room, Row
-from labkit.engine.parking.states import LIVE, State, Trigger
+from labkit.engine.parking.policy import Action, Ledger, Room, Row
+from labkit.engine.parking.states import State, Trigger
 
 
 class Hands(Protocol):
@@ -44,7 +44,7 @@ class Hands(Protocol):
         ...
 
     def end(self, ids: Sequence[str], code: str) -> None:
-        """End requests with an error of this code; `ended` is called for each."""
+        """End requests with an error of this code; the ledger is told of each."""
         ...
 
 
@@ -54,53 +54,38 @@ class Keeper:
     Args:
         guard: measures memory.
         hands: acts.
-        policy: what is done under pressure.
+        ledger: who is in which state; requests are added to it, and told to it when they end.
         max_rows: requests that run at a time, at most.
-
-    Attributes:
-        ledger: who is in which state.
     """
 
-    def __init__(self, guard: MemoryGuard, hands: Hands, policy: Policy | None = None, *, max_rows: int = 32):
-        self.ledger = Ledger(policy)
-        self._guard, self._hands, self._max_rows = guard, hands, max_rows
+    def __init__(self, guard: MemoryGuard, hands: Hands, ledger: Ledger, *, max_rows: int = 32):
+        self._ledger, self._guard, self._hands, self._max_rows = ledger, guard, hands, max_rows
         self._idle_since: float | None = None
-        self._held: str | None = None
-
-    def add(self, id: str, order: tuple[float, ...], *, pausable: bool, state: State = State.WAITING) -> None:
-        """A new request in line; or, as PAUSED, one whose state was stored by an engine before this one."""
-        self.ledger.add(Row(id, order, pausable=pausable, state=state))
 
     def decoding(self, id: str) -> None:
         """A prompt is there, and its row decodes."""
-        if self.ledger.rows[id].state is State.PREFILLING:
-            self.ledger.move(id, Trigger.DECODE)
-
-    def ended(self, id: str, *, finished: bool) -> None:
-        """A request has ended: by itself, or cancelled or with an error."""
-        row = self.ledger.rows.get(id)
-        if row is not None:
-            self.ledger.move(id, Trigger.FINISH if finished and row.state in LIVE else Trigger.ABORT)
+        if self._ledger.rows[id].state is State.PREFILLING:
+            self._ledger.move(id, Trigger.DECODE)
 
     def boundary(self) -> None:
         """Called before each step."""
-        if not self.ledger.rows:
+        if not self._ledger.rows:
             return
         polls = self._guard.polls
         level = self._guard.poll(ahead=self._hands.ahead())
         if self._guard.polls > polls:
-            self.ledger.polled(level)
+            self._ledger.polled(level)
         if level in ("hard", "emergency"):
             self._relieve()
-        if self.ledger.waits:
+        if self._ledger.waits:
             self._let_in()
 
     def _relieve(self) -> None:
         guard = self._guard
         while True:
-            for row in self.ledger.live():
+            for row in self._ledger.live():
                 row.live = self._hands.live_bytes(row.id)
-            action = self.ledger.relieve(guard.level, above_ceiling=guard.above_ceiling)
+            action = self._ledger.relieve(guard.level, above_ceiling=guard.above_ceiling)
             if action is None:
                 return
             self._give_back(action)
@@ -113,51 +98,51 @@ class Keeper:
             return
         (id,) = action.ids
         if action.kind == "park":
-            self.ledger.move(id, Trigger.PARK)
+            self._ledger.move(id, Trigger.PARK)
             self._hands.park(id)
             return
-        self.ledger.move(id, Trigger.PAUSE)
+        self._ledger.move(id, Trigger.PAUSE)
         outcome = self._hands.pause(id)
-        if id in self.ledger.rows:  # a reader who is told may end it
-            self.ledger.move(id, Trigger.STORED if outcome == "stored" else Trigger.STORE_FAILED)
+        if id in self._ledger.rows:  # a reader who is told may end it
+            self._ledger.move(id, Trigger.STORED if outcome == "stored" else Trigger.STORE_FAILED)
 
     def _let_in(self) -> None:
-        while (line := self.ledger.line()) and len(self.ledger.live()) < self._max_rows:
-            action = self.ledger.enter(self._guard.level, self._hands.room(line[0].id))
+        while (line := self._ledger.line()) and len(self._ledger.live()) < self._max_rows:
+            action = self._ledger.enter(self._guard.level, self._hands.room(line[0].id))
             if action is None:
                 break
             self._enter(line[0])
-        if not self.ledger.live():
+        if not self._ledger.live():
             self._wait()
         else:
             self._idle_since = None
-        if line := self.ledger.line():
+        if line := self._ledger.line():
             self._hold(line[0])
 
     def _enter(self, row: Row) -> None:
         if row.state is State.PAUSED:
-            self.ledger.move(row.id, Trigger.RESUME)
+            self._ledger.move(row.id, Trigger.RESUME)
             restored = self._hands.resume(row.id)
-            if row.id in self.ledger.rows:
-                self.ledger.move(row.id, Trigger.RESTORED if restored else Trigger.RESTORE_FAILED)
+            if row.id in self._ledger.rows:
+                self._ledger.move(row.id, Trigger.RESTORED if restored else Trigger.RESTORE_FAILED)
             return
         if row.state is State.PARKED:
-            self.ledger.move(row.id, Trigger.READMIT)
-        self.ledger.move(row.id, Trigger.ADMIT)
+            self._ledger.move(row.id, Trigger.READMIT)
+        self._ledger.move(row.id, Trigger.ADMIT)
         self._hands.start(row.id)
 
     def _hold(self, row: Row) -> None:
         if row.state is State.WAITING:
-            self.ledger.move(row.id, Trigger.HOLD)
+            self._ledger.move(row.id, Trigger.HOLD)
 
     def _wait(self) -> None:
         """Nothing runs and nobody may come in: until the next poll there is nothing to do."""
         clock = self._guard.clock
         if self._idle_since is None:
             self._idle_since = clock.now()
-        action = self.ledger.stalled(clock.now() - self._idle_since)
+        action = self._ledger.stalled(clock.now() - self._idle_since)
         if action is not None:
             self._hands.end(action.ids, action.reason)
             self._idle_since = clock.now()
-        elif self.ledger.line():
+        elif self._ledger.line():
             clock.sleep(self._guard.interval)

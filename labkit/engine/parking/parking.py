@@ -13,9 +13,8 @@ from labkit.engine.memory import Estimates, MemoryGuard
 from labkit.engine.parking.hands import EngineHands, Tell
 from labkit.engine.parking.keeper import Keeper
 from labkit.engine.parking.paused import PausedRow
-from labkit.engine.parking.policy import Policy
+from labkit.engine.parking.policy import Ledger
 from labkit.engine.parking.states import State
-from labkit.engine.scheduler import due
 from labkit.engine.session import Session
 
 
@@ -24,7 +23,7 @@ class Parking:
 
     Args:
         executor, admission, estimates, guard: the engine's.
-        policy: what is done under pressure.
+        ledger: the requests and their states.
         store: where committed blocks and paused rows lie; without one prompts start over and rows cannot pause.
         chunk: tokens of a chunk.
         sessions: every request that has not ended, by id.
@@ -38,7 +37,7 @@ class Parking:
         estimates: Estimates,
         guard: MemoryGuard,
         *,
-        policy: Policy | None,
+        ledger: Ledger,
         store: PrefixStore | None,
         chunk: int,
         sessions: dict[str, Session],
@@ -49,21 +48,13 @@ class Parking:
         self._hands = EngineHands(
             executor, admission, estimates, guard, store=store, chunk=chunk, sessions=sessions, tell=tell
         )
-        self._keeper = Keeper(guard, self._hands, policy, max_rows=admission.max_rows)
-        self._sessions = sessions
-        self._arrivals = 0
-
-    def add(self, session: Session, *, paused: bool = False) -> None:
-        """A new request; or one whose row an engine before this one has paused."""
-        self._arrivals += 1
-        order = (due(session.request.priority, session.request.arrival), float(self._arrivals))
-        state = State.PAUSED if paused else State.WAITING
-        self._keeper.add(session.id, order, pausable=self._store is not None, state=state)
+        self._keeper = Keeper(guard, self._hands, ledger, max_rows=admission.max_rows)
+        self._ledger, self._sessions = ledger, sessions
 
     def boundary(self) -> None:
         """Called before each step."""
         computed = {session.id for session in self._executor.prefill.sessions}
-        for row in self._keeper.ledger.live():
+        for row in self._ledger.live():
             if row.state is State.PREFILLING and row.id not in computed:
                 self._keeper.decoding(row.id)
         self._keeper.boundary()
@@ -82,11 +73,6 @@ class Parking:
 
         chunk = self._guard.chunk_for(self._chunk, cost)
         return None if chunk == self._chunk else chunk
-
-    def ended(self, session: Session) -> None:
-        """A request has ended, by itself or not."""
-        self._keeper.ended(session.id, finished=session.reason in ("stop", "length"))
-        self._hands.forget(session.id)
 
     def stored(self, make: Callable[[PausedRow], Session]) -> list[Session]:
         """Rows that an engine before this one has paused and nobody has taken up: each in line again, as paused.
@@ -108,7 +94,7 @@ class Parking:
 
     def status(self) -> dict[str, Any]:
         """Memory, requests by state, and what putting aside has cost, JSON data."""
-        ledger, reading = self._keeper.ledger, self._guard.reading
+        ledger, reading = self._ledger, self._guard.reading
         states = [row.state for row in ledger.rows.values()]
         return {
             "level": self._guard.level,

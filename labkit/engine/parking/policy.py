@@ -150,6 +150,12 @@ class Ledger:
                 other.parks, other.pauses, other.unstored = 0, 0, False
         return row.state
 
+    def ended(self, id: str, *, finished: bool) -> None:
+        """A request has ended: by itself, or cancelled or with an error."""
+        row = self.rows.get(id)
+        if row is not None:
+            self.move(id, Trigger.FINISH if finished and row.state in LIVE else Trigger.ABORT)
+
     @property
     def waits(self) -> bool:
         """Whether anybody is in line."""

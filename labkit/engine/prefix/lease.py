@@ -61,3 +61,25 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class Leases:
+    """Hands leases out.
+
+    Args:
+        codec: knows the model's caches.
+
+    Attributes:
+        held: leases that nobody has released yet.
+    """
+
+    def __init__(self, codec: Codec):
+        self._codec, self.held = codec, 0
+
+    def new(self, blocks: Sequence[Record], state: Record | None, tokens: int, **private: Any) -> Lease:
+        """One more; arguments as for `Lease`."""
+        self.held += 1
+        return Lease(self._codec, blocks, state, tokens, on_release=self._released, **private)
+
+    def _released(self) -> None:
+        self.held -= 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from labkit.caches import Cache
@@ -18,7 +18,7 @@ from labkit.engine.prefix import hashing
 from labkit.engine.prefix.chains import Chains
 from labkit.engine.prefix.codec import Codec
 from labkit.engine.prefix.folder import entries
-from labkit.engine.prefix.lease import Lease
+from labkit.engine.prefix.lease import Lease, Leases
 from labkit.engine.prefix.record import Tensor, name_of
 from labkit.engine.prefix.tiers import Tiers
 
@@ -29,11 +29,11 @@ class PrivateChains:
     Args:
         tiers, codec, chains: the store's.
         width: tokens of a shared block.
-        lease: makes a lease.
+        leases: makes leases.
     """
 
-    def __init__(self, tiers: Tiers, codec: Codec, chains: Chains, width: int, lease: Callable[..., Lease]):
-        self._tiers, self._codec, self._chains, self._width, self._lease = tiers, codec, chains, width, lease
+    def __init__(self, tiers: Tiers, codec: Codec, chains: Chains, width: int, leases: Leases):
+        self._tiers, self._codec, self._chains, self._width, self._leases = tiers, codec, chains, width, leases
         self._newest: dict[str, str | None] = {}  # which save of a row counts; None once it was dropped
 
     def save(
@@ -100,7 +100,7 @@ class PrivateChains:
         ids = record.tensors["tokens"].data
         tokens = struct.unpack(f"<{len(ids) // 4}i", ids)
         parts = [*blocks, record] if len(tokens) > len(shared) * self._width else blocks
-        return self._lease(parts, record, len(tokens), data=json.loads(record.about["data"]), token_ids=tokens)
+        return self._leases.new(parts, record, len(tokens), data=json.loads(record.about["data"]), token_ids=tokens)
 
     def drop(self, id: str) -> None:
         """Forget a row and let its shared blocks go."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from labkit.caches import Cache
@@ -11,7 +11,7 @@ from labkit.engine.prefix.chains import Chains
 from labkit.engine.prefix.codec import Codec
 from labkit.engine.prefix.counts import Counts
 from labkit.engine.prefix.hashing import ExtraKeys
-from labkit.engine.prefix.lease import Lease
+from labkit.engine.prefix.lease import Lease, Leases
 from labkit.engine.prefix.record import name_of
 from labkit.engine.prefix.retention import Retention
 from labkit.engine.prefix.tiers import Tiers
@@ -34,7 +34,7 @@ class SharedPrefixes:
         width: tokens of a block.
         retention: which boundaries keep states.
         tail: whether what is behind a prompt's last whole block is kept too.
-        lease: makes a lease.
+        leases: makes leases.
         lock: guards `tree`.
 
     Attributes:
@@ -52,11 +52,11 @@ class SharedPrefixes:
         width: int,
         retention: Retention,
         tail: bool,
-        lease: Callable[..., Lease],
+        leases: Leases,
         lock: threading.RLock,
     ):
         self._tiers, self._codec, self._chains, self._counts = tiers, codec, chains, counts
-        self._width, self._retention, self._tail, self._lease, self._lock = width, retention, tail, lease, lock
+        self._width, self._retention, self._tail, self._leases, self._lock = width, retention, tail, leases, lock
         self.tree = tree
 
     def commit(
@@ -162,7 +162,7 @@ class SharedPrefixes:
                 continue
             self._tiers.touch([*chain, name_of(keys[depth - 1], "state")] if self._codec.whole else chain)
             self._recomputed(keys, matched, depth)
-            return self._lease(blocks, state, depth * self._width)
+            return self._leases.new(blocks, state, depth * self._width)
         self._recomputed(keys, matched, 0)
         return None
 
@@ -190,7 +190,7 @@ class SharedPrefixes:
             return None
         self._tiers.touch([*self._chains.columns(keys), name])
         self._counts.add("tail_hits")
-        return self._lease([*blocks, tail], tail, tokens)
+        return self._leases.new([*blocks, tail], tail, tokens)
 
     def _matched(self, keys: list[str]) -> int:
         """How many leading blocks are there, as far as by-token layers are concerned."""

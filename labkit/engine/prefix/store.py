@@ -24,9 +24,8 @@ from labkit.engine.prefix.disk import DiskTier
 from labkit.engine.prefix.filesystem import FileSystem
 from labkit.engine.prefix.folder import Folder
 from labkit.engine.prefix.grid import Grid
-from labkit.engine.prefix.lease import Lease
+from labkit.engine.prefix.lease import Lease, Leases
 from labkit.engine.prefix.private import PrivateChains
-from labkit.engine.prefix.record import Record
 from labkit.engine.prefix.retention import Retention
 from labkit.engine.prefix.shared import Committed, SharedPrefixes
 from labkit.engine.prefix.tiers import Tiers
@@ -92,7 +91,7 @@ class PrefixStore:
         root = hashing.root(loaded.fingerprint, _numerics(model, numerics), layouts, width)
         self._chains = Chains(root, loaded.fingerprint, Grid(width), by_token=bool(self._codec.by_token))
         self._lock = threading.RLock()
-        self._tree, self._counts, self._leases = Tree(), Counts(), 0
+        self._tree, self._counts, self._leases = Tree(), Counts(), Leases(self._codec)
         disk = None
         if folder is not None:
             place = Folder(Path(folder), root)
@@ -115,10 +114,10 @@ class PrefixStore:
             width=width,
             retention=retention or Retention(),
             tail=tail,
-            lease=self._lease,
+            leases=self._leases,
             lock=self._lock,
         )
-        self._private = PrivateChains(self._tiers, self._codec, self._chains, width, self._lease)
+        self._private = PrivateChains(self._tiers, self._codec, self._chains, width, self._leases)
         self._closing = weakref.finalize(self, Tiers.close, self._tiers, 30.0)
 
     # -- shared prefixes -----------------------------------------------------------------------------------------------
@@ -166,13 +165,6 @@ class PrefixStore:
         self._counts.add("commits")
         self._counts.add(f"commit_{result.reason}")
         return result
-
-    def _lease(self, blocks: Sequence[Record], state: Record | None, tokens: int, **private: Any) -> Lease:
-        def released() -> None:
-            self._leases -= 1
-
-        self._leases += 1
-        return Lease(self._codec, blocks, state, tokens, on_release=released, **private)
 
     # -- pins ----------------------------------------------------------------------------------------------------------
 
@@ -254,7 +246,7 @@ class PrefixStore:
             states = {"kept": sum(1 for _ in self._tree.snapshots()), "bytes": self._tree.state_bytes}
         return {
             **self._counts.as_dict(),
-            "leases": self._leases,
+            "leases": self._leases.held,
             "blocks_known": len(self._tree),
             "states": states,
             **self._tiers.stats(),

@@ -11,6 +11,7 @@ from typing import Any
 from labkit.engine.prefix.disk import DiskTier
 from labkit.engine.prefix.memory import MemoryTier
 from labkit.engine.prefix.record import Record
+from labkit.engine.prefix.weak import weakly
 from labkit.engine.prefix.writer import Writer
 
 READERS = 4  # threads that read and check files; both let Python's lock go
@@ -43,16 +44,16 @@ class Tiers:
         self._protected: Collection[str] = ()
         self._on_gone, self.disk = on_gone, disk
         if disk is not None:
-            disk.on_evicted = self._evicted_from_disk
-        self.memory = MemoryTier(memory_bytes, may_go=self._may_leave_memory, on_evicted=self._left)
+            disk.on_evicted = weakly(self._evicted_from_disk)
+        self.memory = MemoryTier(memory_bytes, may_go=weakly(self._may_leave_memory), on_evicted=weakly(self._left))
         self.writer = None
         if disk is not None:
             self.writer = Writer(
                 disk,
                 limit_bytes=queue_bytes,
                 wait_seconds=queue_seconds,
-                pinned=self.is_pinned,
-                on_done=self._written,
+                pinned=weakly(self.is_pinned),
+                on_done=weakly(self._written),
             )
 
     def has(self, name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from labkit.engine.memory import FakeClock, FakeMeter, MemoryGuard
-from labkit.engine.parking import Keeper, Policy, Room, State
+from labkit.engine.parking import Keeper, Ledger, Policy, Room, Row, State
 
 CEILING, WEIGHTS, GRID, FIXED = 1000, 100, 8, 5
 
@@ -42,11 +42,8 @@ class World:
         self.meter = FakeMeter(2 * CEILING, live=self._live)
         self.clock = FakeClock()
         self.guard = MemoryGuard(CEILING, interval=interval, min_chunk=2, meter=self.meter, clock=self.clock)
-        self.keeper = Keeper(self.guard, self, policy, max_rows=4)
-
-    @property
-    def ledger(self):
-        return self.keeper.ledger
+        self.ledger = Ledger(policy)
+        self.keeper = Keeper(self.guard, self, self.ledger, max_rows=4)
 
     def _live(self) -> int:
         return WEIGHTS + sum(self.live_bytes(id) for id in self.running)
@@ -118,7 +115,7 @@ class World:
             self._let_go(id)
             self._forget(id)
             self.ends[id] = code
-            self.keeper.ended(id, finished=False)
+            self.ledger.ended(id, finished=False)
 
     # -- what an engine does besides -----------------------------------------------------------------------------------
 
@@ -128,7 +125,7 @@ class World:
         if WEIGHTS + self.sims[id].total > self.guard.capacity_bytes:
             self.ends[id] = "context_exceeds_capacity"
             return False
-        self.keeper.add(id, (float(len(self.sims)),), pausable=True)
+        self.ledger.add(Row(id, (float(len(self.sims)),)))
         return True
 
     def cancel(self, id: str) -> None:
@@ -136,7 +133,7 @@ class World:
             self._let_go(id)
             self._forget(id)
             self.ends[id] = "cancelled"
-            self.keeper.ended(id, finished=False)
+            self.ledger.ended(id, finished=False)
 
     def step(self) -> None:
         """One boundary, then a chunk or a token for everybody who runs."""
@@ -189,7 +186,7 @@ class World:
     def _finish(self, id: str) -> None:
         self._let_go(id)
         self.ends[id] = "finished"
-        self.keeper.ended(id, finished=True)
+        self.ledger.ended(id, finished=True)
 
     def _let_go(self, id: str) -> None:
         self.running.discard(id)
