@@ -21,6 +21,7 @@ from labkit import resources
 from labkit.report import runner, summary
 from labkit.report.executed import without_colours
 
+BUILD_TIMEOUT = 1800  # seconds that Jupyter Book may take
 SOURCES = Path(labkit.__file__).resolve().parent.parent / "book"
 
 # Modules that are entry points, not an interface.
@@ -187,7 +188,13 @@ def _sphinx(stage: Path, output: Path) -> None:
     # The package cannot be run with -m, and its script's place on PATH is not certain.
     command = [sys.executable, "-c", "import sys; from jupyter_book.cli.main import main; sys.exit(main())"]
     command += ["build", "-W", "--keep-going", "--all", "--path-output", str(output)]
-    done = subprocess.run([*command, str(stage)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command.append(str(stage))
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=BUILD_TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        raise BookError(f"the build took longer than {BUILD_TIMEOUT} s and was stopped") from None
     if done.returncode:
         lines = without_colours(done.stdout).splitlines()
         told = [line for line in lines if re.search(r"WARNING|ERROR|[Ee]rror:", line)]

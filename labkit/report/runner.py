@@ -94,6 +94,7 @@ class _Run:
     cells: int
     process: subprocess.Popen
     scratch: tempfile.TemporaryDirectory
+    reader: threading.Thread
     started: float
     cell_timeout: int
     deadline: float
@@ -156,6 +157,8 @@ def run(
                     continue
                 if one.process.poll() is None:
                     _give_up(one)
+                # The worker has ended, but what it said last may still lie in its pipe.
+                one.reader.join(GRACE)
                 _pump(events, running, progress, wait=0)
                 _sweep(one)
                 del running[path]
@@ -211,10 +214,20 @@ def _start(source: Path, output: Path, values: dict, timeouts: dict, events: que
     process.stdin.write(json.dumps(job) + "\n")
     process.stdin.flush()
     now = time.monotonic()
-    deadline = now + timeouts["start_timeout"] + GRACE
-    cells = executed.count_code_cells(source)
-    run = _Run(source, output, values, cells, process, scratch, now, timeouts["cell_timeout"], deadline, retried)
-    threading.Thread(target=_read, args=(run, events), daemon=True).start()
+    run = _Run(
+        source=source,
+        output=output,
+        values=values,
+        cells=executed.count_code_cells(source),
+        process=process,
+        scratch=scratch,
+        reader=threading.Thread(target=lambda: _read(run, events), daemon=True),
+        started=now,
+        cell_timeout=timeouts["cell_timeout"],
+        deadline=now + timeouts["start_timeout"] + GRACE,
+        retried=retried,
+    )
+    run.reader.start()
     return run
 
 

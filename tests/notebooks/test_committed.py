@@ -38,7 +38,9 @@ def test_refuses_an_unknown_parameter(notebook: Path) -> None:
 def test_outputs_are_what_it_prints_when_run_anew(notebook: Path, tmp_path: Path) -> None:
     """Strict nbval: each cell's outputs are compared, unless the cell is tagged nbval-ignore-output."""
     command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "--nbval-sanitize-with", str(SANITIZE)]
-    command += ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(notebook.parent), str(notebook)]
+    # Less than this test may take: nbval then says which cell it was.
+    command += ["--nbval-cell-timeout", "200", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
+    command += ["--rootdir", str(notebook.parent), str(notebook)]
     environment = os.environ | {"IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path), "LABKIT_STATIC": "1"}
     environment["TRANSFORMERS_VERBOSITY"] = "error"
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=notebook.parent.parent)

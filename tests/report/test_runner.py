@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import psutil
@@ -165,6 +166,20 @@ def test_the_second_time_it_is_an_error(always, tmp_path: Path, write_notebook, 
     assert outcome.failure.kind == always[-1]["kind"]
     assert outcome.retried
     assert outcome.failure.describe("n.ipynb") == WHERE[outcome.failure.kind]
+
+
+def test_what_a_worker_said_last_is_heard_after_its_end(tmp_path, write_notebook, workers, monkeypatch) -> None:
+    real = runner._read
+
+    def late(one: runner._Run, events: Any) -> None:
+        one.process.wait()
+        time.sleep(1)
+        real(one, events)
+
+    monkeypatch.setattr(runner, "_read", late)
+    workers.append([CELL, {"event": "executed", "index": 1}, {"event": "done"}])
+    (outcome,) = runner.run([write_notebook(tmp_path / "n.ipynb", "x = 1")], tmp_path / "out")
+    assert outcome.passed, outcome.failure
 
 
 def test_a_failure_of_the_notebook_is_not_tried_again(tmp_path: Path, write_notebook, workers: list) -> None:
