@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +38,33 @@ def write_notebook() -> Any:
 
 @pytest.fixture(scope="session")
 def built_book(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The book (a `labkit.report.book.Book`), built with warnings as errors.
+    """The book (a `labkit.report.book.Book`), built with warnings as errors, once for all processes of a test run.
 
     The committed notebooks stand for a report: they hold what papermill gave.
     """
     pytest.importorskip("jupyter_book", reason="the book's tools are not installed (uv sync --group book)")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # what the workers have in common
+    return _once(folder / "book", _build_book)
+
+
+def _once(folder: Path, build: Callable[[Path], Any]) -> Any:
+    """What `build(folder)` returns, from whichever process comes first; the others wait for it and read it."""
+    result = folder.with_suffix(".pickle")
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not result.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            result.write_bytes(pickle.dumps(build(folder)))
+    return pickle.loads(result.read_bytes())
+
+
+def _build_book(folder: Path) -> Any:
     from labkit.report import book, summary
     from labkit.resources import notebooks_folder
 
-    folder = tmp_path_factory.mktemp("book")
     reports = folder / "reports"
     reports.mkdir()
     outcomes = [_as_outcome(path, reports) for path in sorted(notebooks_folder().glob("*.ipynb"))]

@@ -149,10 +149,9 @@ def _tell(step: Any) -> None:
 
 def _report_tables(result: dict[str, Any], output: Path) -> list[Any]:
     from labkit.report.records import readable
+    from labkit.report.summary import seconds
 
-    runs = [
-        (n["notebook"], "passed" if n["passed"] else "failed", n["seconds"], n["cells"]) for n in result["notebooks"]
-    ]
+    runs = [(n["notebook"], "passed" if n["passed"] else "failed", seconds(n), n["cells"]) for n in result["notebooks"]]
     records = [
         (one["notebook"].removesuffix(".ipynb"), one["name"], one["basis"], name.replace("_", " "), readable(value))
         for one in result["records"]

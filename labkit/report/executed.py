@@ -41,11 +41,13 @@ def finish(notebook: Path, parameters: Mapping[str, Any], *, failed: bool) -> tu
         BadOutput: a cell tagged `raises-exception` raised nothing, or two records share a name.
     """
     book = read(notebook)
+    durations = [cell.metadata.get("papermill", {}).get("duration") for cell in book.cells if cell.cell_type == "code"]
     clean(book)
     papermill = book.metadata.pop("papermill", {})
     book.metadata["labkit"] = provenance.collect(parameters) | {
         "started": papermill.get("start_time"),
         "seconds": papermill.get("duration"),
+        "cell_seconds": [round(duration or 0.0, 2) for duration in durations],
         "failed": failed,
     }
     write(book, notebook)
@@ -58,6 +60,11 @@ def finish(notebook: Path, parameters: Mapping[str, Any], *, failed: bool) -> tu
         return tuple(collect(book))
     except ValueError as error:
         raise BadOutput(str(error)) from None
+
+
+def cell_seconds(notebook: Path) -> tuple[float, ...]:
+    """Seconds of each code cell of a report's notebook, in order."""
+    return tuple(read(notebook).metadata.get("labkit", {}).get("cell_seconds", ()))
 
 
 def clean(book: Any) -> None:

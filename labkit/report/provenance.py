@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -25,7 +26,9 @@ def collect(parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
     Returns:
         `labkit` (its version), `commit` (of the clone it runs from; None in an installed wheel), `changed` (whether the
-        clone differs from that commit), `python`, `system`, `packages`, `device`, and `parameters`.
+        clone differs from that commit), `python`, `system`, `packages`, `device`, `parameters`, `cores`, and `load`:
+        how many programs wanted a core on average over the last minute. With more of them than cores, timings are of
+        little worth.
     """
     device = asdict(this_device())
     return {
@@ -36,6 +39,8 @@ def collect(parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "packages": {name: found for name, found in installed_versions(PACKAGES).items() if found},
         "device": {key: device[key] for key in ("kind", "name", "memory_bytes", "dtype")},
         "parameters": {name: scrub_value(value) for name, value in (parameters or {}).items()},
+        "load": round(os.getloadavg()[0], 1),
+        "cores": os.cpu_count(),
     }
 
 
@@ -48,6 +53,7 @@ def show(parameters: Mapping[str, Any] | None = None) -> None:
     print(f"labkit {found['labkit']} ({commit}), Python {found['python']} on {found['system']}")
     print(packages)
     print(f"{found['device']['kind']}: {found['device']['name']}, {memory:.0f} GiB, {found['device']['dtype']}")
+    print(f"load {found['load']} on {found['cores']} cores")
 
 
 def commit(folder: Path = _CHECKOUT) -> dict[str, Any]:

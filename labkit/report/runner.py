@@ -58,7 +58,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one notebook went: its executed copy, seconds, code cells run, records, and the failure if there was one."""
+    """How one notebook went: its executed copy, seconds, code cells run, records, the failure if there was one, and the
+    seconds of each code cell."""
 
     notebook: Path
     output: Path
@@ -67,6 +68,7 @@ class Outcome:
     retried: bool
     failure: Failure | None
     records: tuple[Record, ...] = ()
+    cell_seconds: tuple[float, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -296,15 +298,16 @@ def _conclude(one: _Run, given: Mapping[str, Any]) -> Outcome:
     if one.end is None or one.end["event"] != "done":
         failure = _failure(one)
     records: tuple[Record, ...] = ()
+    cell_seconds: tuple[float, ...] = ()
     if one.output.is_file():
         try:
             records = executed.finish(one.output, one.values, failed=failure is not None)
         except executed.BadOutput as error:
             failure = failure or Failure("records", str(error), error.cell, error.line)
+        cell_seconds = executed.cell_seconds(one.output)
     one.scratch.cleanup()
-    return Outcome(
-        one.source, one.output, seconds, one.last["number"] if one.last else 0, one.retried, failure, records
-    )
+    cells = one.last["number"] if one.last else 0
+    return Outcome(one.source, one.output, seconds, cells, one.retried, failure, records, cell_seconds)
 
 
 def _failure(one: _Run) -> Failure:

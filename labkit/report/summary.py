@@ -14,9 +14,14 @@ from labkit.report.runner import Outcome
 
 BASES = ("measured", "predicted", "counted", "published", "checked")
 
+QUICK_SECONDS = 10
+"""What a notebook's cells may take in quick mode, on two cores with nothing else to do."""
+FAR_OVER = 2
+
 
 def summarise(outcomes: Sequence[Outcome], parameters: dict[str, Any] | None = None) -> dict[str, Any]:
     """The report as plain data: provenance, how each notebook went, and every record."""
+    quick = (parameters or {}).get("quick", True)
     return {
         "provenance": provenance.collect(parameters),
         "passed": all(outcome.passed for outcome in outcomes),
@@ -25,6 +30,8 @@ def summarise(outcomes: Sequence[Outcome], parameters: dict[str, Any] | None = N
                 "notebook": outcome.notebook.name,
                 "passed": outcome.passed,
                 "seconds": round(outcome.seconds, 2),
+                "cell_seconds": list(outcome.cell_seconds),
+                "slow": slow(outcome.cell_seconds) if quick else None,
                 "cells": outcome.cells,
                 "retried": outcome.retried,
                 "failure": outcome.failure.describe(outcome.notebook.name) if outcome.failure else None,
@@ -37,6 +44,15 @@ def summarise(outcomes: Sequence[Outcome], parameters: dict[str, Any] | None = N
             for record in outcome.records
         ],
     }
+
+
+def slow(cell_seconds: Sequence[float]) -> str | None:
+    """What to say of a notebook whose cells take far longer than quick mode should; None if they do not."""
+    total = sum(cell_seconds)
+    if total <= FAR_OVER * QUICK_SECONDS:
+        return None
+    number, longest = max(enumerate(cell_seconds, 1), key=lambda cell: cell[1])
+    return f"its cells take {total:.0f} of {QUICK_SECONDS} s, In [{number}] alone {longest:.0f}"
 
 
 def write(summary: dict[str, Any], folder: Path) -> None:
@@ -62,12 +78,18 @@ def as_markdown(summary: dict[str, Any]) -> str:
     ]
     for one in summary["notebooks"]:
         state = "passed" if one["passed"] else f"failed: {_cell(one['failure'])}"
-        lines.append(f"| {one['notebook']} | {state} | {one['seconds']:.1f} | {one['cells']} |")
+        lines.append(f"| {one['notebook']} | {state} | {seconds(one)} | {one['cells']} |")
     for notebook in dict.fromkeys(record["notebook"] for record in summary["records"]):
         lines += ["", f"## {notebook.removesuffix('.ipynb').replace('_', ' ')}", ""]
         own = [Record(r["name"], r["basis"], r["values"]) for r in summary["records"] if r["notebook"] == notebook]
         lines += _records(own)
     return "\n".join(lines) + "\n"
+
+
+def seconds(notebook: dict[str, Any]) -> str:
+    """A notebook's seconds, and what took them if they are too many."""
+    text = f"{notebook['seconds']:.1f}"
+    return f"{text}: {notebook['slow']}" if notebook["slow"] else text
 
 
 def _records(records: list[Record]) -> list[str]:

@@ -20,6 +20,8 @@ def test_it_is_plain_data_that_says_enough() -> None:
     assert {"mlx", "mlx-lm", "numpy"} <= set(found["packages"])
     assert found["parameters"] == {"n": 3, "model": "<path>/my-model"}
     assert found["device"]["memory_bytes"] > 2**28
+    assert found["load"] >= 0
+    assert found["cores"] >= 1
     assert str(Path.home()) not in json.dumps(found)
 
 
