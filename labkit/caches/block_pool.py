@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from labkit.caches.extra_keys import ExtraKeys, holding, normalised
+
 NULL = 0
 """The block that nobody owns, all zeros: what a table names where a row has no token (padding, tokens that left the
 window)."""
@@ -330,14 +332,16 @@ class Table:
             self.pool._dropped.append(self.blocks)
 
 
-def block_keys(tokens: Sequence[int], block_tokens: int, salt: bytes = b"") -> list[bytes]:
-    """A key for each whole block of a prompt: sha256 over the key before and the block's tokens, so that equal keys
-    mean equal tokens from the first on. `salt`: what else decides what the block holds (an adapter, an image)."""
-    keys, before = [], hashlib.sha256(b"labkit block %d %d " % (block_tokens, len(salt)) + salt).digest()
+def block_keys(tokens: Sequence[int], block_tokens: int, extra: ExtraKeys = ()) -> list[bytes]:
+    """A key for each whole block of a prompt: sha256 over the key before, the block's tokens and the extra keys that
+    hold in it, so that equal keys mean equal blocks from the first on."""
+    keys, before, beside = [], hashlib.sha256(b"labkit block %d" % block_tokens).digest(), normalised(extra)
     for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
         numbers = b"".join(
             int(token).to_bytes(8, "little", signed=True) for token in tokens[start : start + block_tokens]
         )
-        before = hashlib.sha256(before + numbers).digest()
+        held = [key.encode() for key in holding(beside, start + block_tokens)]
+        framed = b"".join(len(key).to_bytes(8, "little") + key for key in held)
+        before = hashlib.sha256(before + numbers + framed).digest()
         keys.append(before)
     return keys

@@ -14,6 +14,7 @@ from typing import Any
 from labkit.caches.base import Cache, Unsupported
 from labkit.caches.block_pool import BlockPool, PoolExhausted, Table, block_keys
 from labkit.caches.contiguous import Contiguous
+from labkit.caches.extra_keys import ExtraKeys
 from labkit.caches.layout import Layout
 from labkit.caches.paged import Paged, PagedCache
 from labkit.caches.paged_window import PagedWindow
@@ -97,7 +98,7 @@ class PagedKV:
     # -- caches --------------------------------------------------------------------------------------------------------
 
     def make_caches(
-        self, tokens: Sequence[int] = (), total: int = 0, *, align: int = 1, salt: bytes = b""
+        self, tokens: Sequence[int] = (), total: int = 0, *, align: int = 1, extra: ExtraKeys = ()
     ) -> tuple[list[Cache], int]:
         """Serial caches of a new request, which begin with the blocks of live requests where they can.
 
@@ -105,12 +106,12 @@ class PagedKV:
             tokens: the prompt, by which whole blocks are found and will be found.
             total: tokens that the request may come to have: their blocks are promised to it.
             align: only beginnings of a multiple of this are shared.
-            salt: what else decides what a block holds.
+            extra: what else decides what a block holds.
 
         Returns:
             One cache a layer, and how many tokens they hold already: whole blocks, and never the last token.
         """
-        keys = block_keys(tokens, self.block_tokens, salt)
+        keys = block_keys(tokens, self.block_tokens, extra)
         shared = self._shared_blocks(tokens, keys, align)
         caches = [self._new(index, keys, total) for index in range(len(self._layouts))]
         if shared:
@@ -148,9 +149,11 @@ class PagedKV:
         first = 0 if window is None else max(0, count * self.block_tokens - window) // self.block_tokens
         return all(pool.find(key) is not None for key in reversed(keys[first:count]))
 
-    def adopt(self, caches: Sequence[Cache], tokens: Sequence[int] = (), total: int = 0) -> list[Cache]:
+    def adopt(
+        self, caches: Sequence[Cache], tokens: Sequence[int] = (), total: int = 0, extra: ExtraKeys = ()
+    ) -> list[Cache]:
         """Serial caches that came from elsewhere, written into the pools; blocks that are there are shared."""
-        keys, result = block_keys(tokens, self.block_tokens), []
+        keys, result = block_keys(tokens, self.block_tokens, extra), []
         for index, (cache, pages) in enumerate(zip(caches, self.pages, strict=True)):
             if isinstance(cache, (PagedCache, SlottedRecurrent)):
                 result.append(cache)
@@ -162,12 +165,12 @@ class PagedKV:
                 table = Table(pages.pool, keys, self._promise(self._layouts[index], total))
                 kind = PagedWindow if isinstance(cache, Rotating) else Paged
                 result.append(kind.adopt(cache, pages, [table]))
-        self.entitle(result, tokens, total)
+        self.entitle(result, tokens, total, extra)
         return result
 
-    def entitle(self, caches: Sequence[Cache], tokens: Sequence[int], total: int) -> None:
+    def entitle(self, caches: Sequence[Cache], tokens: Sequence[int], total: int, extra: ExtraKeys = ()) -> None:
         """Tell the caches of one row whose they are now: the prompt that they go on with, the blocks promised."""
-        keys = block_keys(tokens, self.block_tokens)
+        keys = block_keys(tokens, self.block_tokens, extra)
         for cache, layout in zip(caches, self._layouts, strict=True):
             if isinstance(cache, PagedCache):
                 (table,) = cache.rows.tables
@@ -177,22 +180,22 @@ class PagedKV:
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
-    def blocks_needed(self, total: int, tokens: Sequence[int] = ()) -> int:
+    def blocks_needed(self, total: int, tokens: Sequence[int] = (), extra: ExtraKeys = ()) -> int:
         """Blocks that a request needs in the layer where it needs most, less those of its prompt that are there."""
         whole = max(self._promise(layout, total) for layout in self._layouts if layout.kind != "recurrent")
         if not tokens:
             return whole
         pool = next(pages.pool for pages in self.pages if pages is not None)
         there = 0
-        for key in block_keys(tokens, self.block_tokens):
+        for key in block_keys(tokens, self.block_tokens, extra):
             if pool.find(key) is None:
                 break
             there += 1
         return max(0, whole - there)
 
-    def fits(self, total: int, tokens: Sequence[int] = ()) -> bool:
+    def fits(self, total: int, tokens: Sequence[int] = (), extra: ExtraKeys = ()) -> bool:
         """Whether every block that a request may come to need can be promised to it now."""
-        needed = self.blocks_needed(total, tokens)
+        needed = self.blocks_needed(total, tokens, extra)
         return all(pages.pool.unpromised >= needed for pages in self.pages if pages is not None)
 
     def require(self, total: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from labkit.caches.extra_keys import ExtraKeys
 from labkit.engine.capacity import Budget, Capacity, CapacityError
 from labkit.engine.request import Request
 
@@ -66,9 +67,9 @@ class Admission:
     def _bytes(self, tokens: int) -> int:
         return self._budget.cache_bytes(tokens, chunk=min(self._chunk, tokens))
 
-    def fits_now(self, total: int, live: Sequence[int], tokens: Sequence[int] = ()) -> bool:
-        """Whether a request of `total` tokens may start beside those that live; `tokens`, its prompt, where rows share
-        memory."""
+    def fits_now(self, total: int, live: Sequence[int], tokens: Sequence[int] = (), extra: ExtraKeys = ()) -> bool:
+        """Whether a request of `total` tokens may start beside those that live; `tokens`, its prompt, and its `extra`
+        keys, where rows share memory."""
         if not live:
             return True
         capacity = self.capacity
@@ -79,7 +80,7 @@ class Admission:
         """Bytes in use that rows may take without any becoming more."""
         return 0
 
-    def promises(self, total: int, tokens: Sequence[int]) -> bool:
+    def promises(self, total: int, tokens: Sequence[int], extra: ExtraKeys = ()) -> bool:
         """Whether what rows are promised beforehand, whatever memory is free, suffices for one more."""
         return True
 

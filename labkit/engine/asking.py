@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from labkit.caches.extra_keys import ExtraKeys
 from labkit.engine.completion import Completion
 from labkit.engine.events import Event
 from labkit.engine.params import SamplingParams
@@ -56,6 +57,7 @@ class Asking(ABC):
         tools: list[dict[str, Any]] | None = None,
         thinking: bool = True,
         priority: int = 0,
+        extra: ExtraKeys = (),
         constraint: Constraint | None = None,
         **sampling: Any,
     ) -> Iterator[Event]:
@@ -67,13 +69,16 @@ class Asking(ABC):
             tools: descriptions of tools, for messages.
             thinking: whether the template asks for thinking, for messages.
             priority: higher goes first; see `labkit.engine.scheduler`.
+            extra: what the prompt's states depend on besides its tokens; see `Request`.
             constraint: which tokens may follow.
 
         Raises:
             ValueError, CapacityError: as `submit`, at once.
             RuntimeError: from the iterator, if `run` or `step` has handed the request's end to somebody else.
         """
-        request = self.request(prompt, params, tools=tools, thinking=thinking, priority=priority, **sampling)
+        request = self.request(
+            prompt, params, tools=tools, thinking=thinking, priority=priority, extra=extra, **sampling
+        )
         self.submit(request, constraint=constraint)
         events = self._events_of(request.id)
         # Into its try block: a generator that was never started would let go of its request without cancelling it.
@@ -104,8 +109,9 @@ class Asking(ABC):
         tools: list[dict[str, Any]] | None = None,
         thinking: bool = True,
         priority: int = 0,
+        extra: ExtraKeys = (),
         **sampling: Any,
     ) -> Request:
         """A prompt in any form -> a request with its tokens. Arguments as for `stream`."""
-        tokenizer = self.loaded.tokenizer
-        return make_request(tokenizer, prompt, params, tools=tools, thinking=thinking, priority=priority, **sampling)
+        options = {"tools": tools, "thinking": thinking, "priority": priority, "extra": extra}
+        return make_request(self.loaded.tokenizer, prompt, params, **options, **sampling)

@@ -237,10 +237,14 @@ class Engine(Asking):
         """Let requests start while they fit, in order: nobody overtakes one that has to wait for room."""
         live = [session.total for session in self._executor.sessions()]
         events: list[tuple[Session, Event]] = []
-        while (first := self._register.first()) and self._admission.fits_now(first.total, live, first.request.tokens):
+        while (first := self._register.first()) and self._fits_now(first, live):
             self._executor.start(self._register.take_first(), events)
             live.append(first.total)
         self._delivery.tell(events)
+
+    def _fits_now(self, session: Session, live: list[int]) -> bool:
+        request = session.request
+        return self._admission.fits_now(session.total, live, request.tokens, request.extra)
 
     def _execute(self, plan: Plan) -> None:
         events: list[tuple[Session, Event]] = []

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from labkit.caches.extra_keys import holding
+from labkit.engine.request import Request
 from labkit.engine.session import Session
 
 
-def shared_cells(a: Sequence[int], b: Sequence[int], grid: int, limit: int) -> int:
-    """Tokens of the common beginning of a and b in whole grid cells, `limit` at most."""
+def shared_cells(a: Request, b: Request, grid: int, limit: int) -> int:
+    """Tokens of the common beginning of two prompts in whole grid cells, `limit` at most: as far as their tokens are
+    equal, and the extra keys that hold there."""
     end = 0
-    while end + grid <= limit and a[end : end + grid] == b[end : end + grid]:
+    while end + grid <= limit and a.tokens[end : end + grid] == b.tokens[end : end + grid]:
+        if holding(a.extra, end + grid) != holding(b.extra, end + grid):
+            break
         end += grid
     return end
 
@@ -47,7 +52,7 @@ class Followers:
             limit = min(session.to_prefill, other.to_prefill, len(session.request.tokens), len(other.request.tokens))
             if limit - limit % self.grid <= reach:
                 continue
-            end = shared_cells(session.request.tokens, other.request.tokens, self.grid, limit)
+            end = shared_cells(session.request, other.request, self.grid, limit)
             if end > reach and other.prefilled <= end:
                 best, reach = (other, end), end
         return best

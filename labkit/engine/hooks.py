@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from labkit.caches import Cache
+from labkit.caches.extra_keys import ExtraKeys
 
 
 class Lease(Protocol):
@@ -40,17 +41,24 @@ class PrefixStore(Protocol):
     grid: int
     tail: bool
 
-    def lookup(self, tokens: Sequence[int], extra: Any = (), chunks: Sequence[int] = ()) -> Lease | None:
-        """The longest stored prefix of `tokens`, or None. `chunks`: the widths it was computed in before a park."""
+    def lookup(self, tokens: Sequence[int], extra: ExtraKeys = (), chunks: Sequence[int] = ()) -> Lease | None:
+        """The longest stored prefix of `tokens`, or None. `extra`: what it depends on besides. `chunks`: the widths it
+        was computed in before a park."""
         ...
 
     def commit(
-        self, tokens: Sequence[int], caches: Sequence[Cache], *, chunks: Sequence[int] = (), last: bool = False
+        self,
+        tokens: Sequence[int],
+        caches: Sequence[Cache],
+        *,
+        extra: ExtraKeys = (),
+        chunks: Sequence[int] = (),
+        last: bool = False,
     ) -> Any:
         """Offer the state behind `tokens`, computed in `chunks`; `last`: the prompt has no boundary behind it."""
         ...
 
-    def pin(self, owner: str, tokens: Sequence[int], extra: Any = (), chunks: Sequence[int] = ()) -> int:
+    def pin(self, owner: str, tokens: Sequence[int], extra: ExtraKeys = (), chunks: Sequence[int] = ()) -> int:
         """Keep the longest stored prefix of `tokens` until `unpin`; returns its tokens."""
         ...
 
@@ -66,6 +74,7 @@ class PrefixStore(Protocol):
         *,
         data: Any = None,
         committed: int = 0,
+        extra: ExtraKeys = (),
         chunks: Sequence[int] = (),
     ) -> Any:
         """Store a row exactly, under its id; the result's `stored` says whether."""

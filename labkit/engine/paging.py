@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.caches import Cache, PagedKV
+from labkit.caches.extra_keys import ExtraKeys
 from labkit.caches.paged import PagedCache
 from labkit.caches.pages import DEFAULT_BLOCK
 from labkit.caches.recurrent_slots import SlottedRecurrent
@@ -67,11 +68,11 @@ class Paging:
     def begin(self, session: Session) -> tuple[list[Cache], int]:
         """Caches of a request, and how many tokens of its prompt they hold already."""
         prompt = session.known[: session.to_prefill + 1]
-        return self.kv.make_caches(prompt, session.total, align=self._align)
+        return self.kv.make_caches(prompt, session.total, align=self._align, extra=session.request.extra)
 
     def take(self, session: Session, caches: Sequence[Cache]) -> list[Cache]:
         """Plain caches that were stored, or a copy of another row's -> this row's."""
-        return self.kv.adopt(caches, session.known, session.total)
+        return self.kv.adopt(caches, session.known, session.total, session.request.extra)
 
 
 class PlainStates:
@@ -145,9 +146,9 @@ class PagedAdmission(Admission):
     def idle_bytes(self) -> int:
         return self._kv.snapshot()["idle"]
 
-    def promises(self, total: int, tokens: Sequence[int]) -> bool:
-        return self._kv.fits(total, tokens)
+    def promises(self, total: int, tokens: Sequence[int], extra: ExtraKeys = ()) -> bool:
+        return self._kv.fits(total, tokens, extra)
 
-    def fits_now(self, total: int, live: Sequence[int], tokens: Sequence[int] = ()) -> bool:
+    def fits_now(self, total: int, live: Sequence[int], tokens: Sequence[int] = (), extra: ExtraKeys = ()) -> bool:
         """Whether a request of `total` tokens may start: prompts that begin like a live one's need fewer blocks."""
-        return len(live) < self.max_rows and self._kv.fits(total, tokens)
+        return len(live) < self.max_rows and self._kv.fits(total, tokens, extra)

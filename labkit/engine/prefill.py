@@ -107,10 +107,11 @@ class Prefill:
         if self._prefixes is None or not prompt:
             return None
         # What it computed before a park, in smaller chunks where memory was short, is found by their widths.
-        lease = self._prefixes.lookup(prompt, chunks=session.chunks)
+        extra = session.request.extra
+        lease = self._prefixes.lookup(prompt, extra=extra, chunks=session.chunks)
         if lease is None and session.chunks:
             session.chunks.clear()
-            lease = self._prefixes.lookup(prompt)
+            lease = self._prefixes.lookup(prompt, extra=extra)
         if lease is None:
             return None
         try:
@@ -194,7 +195,8 @@ class Prefill:
         tail = self._prefixes is not None and self._prefixes.tail and left == 0
         if row is None and self._prefixes is not None and (leader.prefilled % self._grid == 0 or tail):
             tokens = leader.known[: leader.prefilled]
-            self._prefixes.commit(tokens, caches, chunks=leader.chunks, last=left < self._grid)
+            extra, last = leader.request.extra, left < self._grid
+            self._prefixes.commit(tokens, caches, extra=extra, chunks=leader.chunks, last=last)
 
     def _ready(self) -> list[DecodingBatch]:
         """Prompts that are computed but for the last token become rows."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
+from labkit.caches.extra_keys import ExtraKeys, normalised
 from labkit.engine.params import SamplingParams
 from labkit.models import Tokenizer
 from labkit.models.chat import Segment
@@ -28,6 +29,9 @@ class Request:
         priority: higher goes first, as if it had come earlier (`labkit.engine.scheduler`); else in order of arrival.
         arrival: seconds, `time.monotonic`.
         segments: which part of the prompt came from which message.
+        extra: what the prompt's states depend on besides its tokens (an image's digest, an adapter's name): a string
+            from the first token on, or a pair (first token, string). Requests share computed beginnings, live or
+            stored, up to where their tokens or their keys differ.
     """
 
     tokens: Sequence[int]
@@ -36,6 +40,7 @@ class Request:
     priority: int = 0
     arrival: float = field(default_factory=time.monotonic)
     segments: Sequence[Segment] = ()
+    extra: ExtraKeys = ()
 
     def __post_init__(self) -> None:
         tokens = self.tokens.tolist() if hasattr(self.tokens, "tolist") else self.tokens
@@ -46,6 +51,7 @@ class Request:
         except TypeError as error:
             raise ValueError(f"a prompt's tokens must be token ids: {error}") from error
         object.__setattr__(self, "segments", tuple(self.segments))
+        object.__setattr__(self, "extra", normalised(self.extra))
         if not isinstance(self.params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {self.params!r}")
         if not isinstance(self.id, str) or not self.id:
@@ -66,6 +72,7 @@ def make_request(
     tools: list[dict[str, Any]] | None = None,
     thinking: bool = True,
     priority: int = 0,
+    extra: ExtraKeys = (),
     **sampling: Any,
 ) -> Request:
     """Text, tokens or messages -> a request with its tokens; `sampling` overrides single options."""
@@ -73,8 +80,8 @@ def make_request(
     if isinstance(prompt, dict):
         raise ValueError("a prompt is text, tokens or a list of messages: put the one message into a list")
     if isinstance(prompt, str):
-        return Request(tokenizer.encode(prompt), params, priority=priority)
+        return Request(tokenizer.encode(prompt), params, priority=priority, extra=extra)
     if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], dict):
         chat = tokenizer.render_chat(list(prompt), tools, thinking)
-        return Request(chat.tokens, params, priority=priority, segments=chat.segments)
-    return Request(prompt, params, priority=priority)
+        return Request(chat.tokens, params, priority=priority, segments=chat.segments, extra=extra)
+    return Request(prompt, params, priority=priority, extra=extra)

@@ -94,7 +94,9 @@ def test_keys_are_of_everything_before():
     assert block_keys(b, 4)[:2] == keys[:2]
     assert block_keys(b, 4)[2] != keys[2]
     assert block_keys([5, *a[1:]], 4)[1] != keys[1]  # equal tokens behind other ones
-    assert block_keys(a, 4, b"adapter 1")[0] != keys[0]
+    assert block_keys(a, 4, ["adapter 1"])[0] != keys[0]
+    assert block_keys(a, 4, [(7, "image")])[0] == keys[0]
+    assert block_keys(a, 4, [(7, "image")])[1] != keys[1]
     assert block_keys(a[:7], 4) == keys[:1]
     assert block_keys([1, 256], 2) != block_keys([257, 0], 2)
 

@@ -96,7 +96,7 @@ class EngineHands:
         step = self._estimates.prompt_step(len(head.known), self._chunk)
         free = self._guard.free_bytes() + self._admission.idle_bytes()
         return Room(
-            free=free if self._admission.promises(head.total, head.known) else 0,
+            free=free if self._admission.promises(head.total, head.known, head.request.extra) else 0,
             nothing=beside(now),
             prompts=beside([max(session.fed, session.to_prefill) for session in live]),
             answers=beside([session.total for session in live]),
@@ -126,7 +126,8 @@ class EngineHands:
         """Keep what is committed of a prompt from being evicted; returns its tokens."""
         if self._store is None:
             return 0
-        return self._store.pin(session.id, session.known[: session.prefilled], chunks=session.chunks)
+        tokens = session.known[: session.prefilled]
+        return self._store.pin(session.id, tokens, extra=session.request.extra, chunks=session.chunks)
 
     def pause(self, id: str) -> Literal["stored", "failed", "finished"]:
         begin, session = time.perf_counter(), self._sessions[id]
@@ -160,6 +161,7 @@ class EngineHands:
             row.caches,
             data=record.as_record(len(stored)),
             committed=committed,
+            extra=session.request.extra,
             chunks=session.chunks,
         ).stored
 

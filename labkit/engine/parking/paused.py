@@ -48,6 +48,7 @@ class PausedRow:
             "rest": list(self.known[stored:]),
             "params": asdict(request.params),
             "priority": request.priority,
+            "extra": [list(pair) for pair in request.extra],
             "segments": [list(segment) for segment in request.segments],
             "seed": self.seed,
             "cached": self.cached,
@@ -72,6 +73,7 @@ class PausedRow:
                 SamplingParams(**params),
                 id=record["id"],
                 priority=record["priority"],
+                extra=[tuple(pair) for pair in record.get("extra", ())],
                 segments=segments,
             )
             return cls(request, record["seed"], tuple(known[prompt:]), record["cached"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from labkit.caches.extra_keys import ExtraKeys, holding, normalised
 from labkit.engine.prefix import hashing
 from labkit.engine.prefix.grid import Grid
 from labkit.engine.prefix.record import Part, Record, Tensor, name_of
@@ -23,7 +24,7 @@ class Chains:
         self.root, self._grid, self._by_token = root, grid, by_token
         self._about = {"root": root, "model": model, "width": str(grid.width)}
 
-    def keys(self, tokens: Sequence[int], extra: hashing.ExtraKeys, chunks: Sequence[int]) -> list[str]:
+    def keys(self, tokens: Sequence[int], extra: ExtraKeys, chunks: Sequence[int]) -> list[str]:
         """The whole blocks of `tokens`.
 
         Args:
@@ -31,12 +32,10 @@ class Chains:
         """
         return hashing.chain(self.root, tokens, self._grid.width, extra, self._grid.by_block(chunks))
 
-    def tail_key(
-        self, tokens: Sequence[int], extra: hashing.ExtraKeys, keys: Sequence[str], chunks: Sequence[int]
-    ) -> str:
+    def tail_key(self, tokens: Sequence[int], extra: ExtraKeys, keys: Sequence[str], chunks: Sequence[int]) -> str:
         """What is behind the whole blocks `keys` of `tokens`."""
         rest, cut = tokens[len(keys) * self._grid.width :], self._grid.rest(chunks)
-        held = hashing.holding(hashing.normalised(extra), len(tokens))
+        held = holding(normalised(extra), len(tokens))
         return hashing.block(keys[-1] if keys else self.root, rest, held, () if cut == (len(rest),) else cut)
 
     def columns(self, keys: Sequence[str]) -> list[str]:

@@ -14,11 +14,9 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-DOMAIN = b"labkit prefix chain 1"
+from labkit.caches.extra_keys import ExtraKeys, holding, normalised
 
-ExtraKeys = Sequence[str | tuple[int, str]]
-"""What a prefix depends on besides its tokens (the digest of an image, an adapter's name): a string counts from the
-first token on, a pair (start, string) from token `start` on."""
+DOMAIN = b"labkit prefix chain 1"
 
 
 def digest(*fields: bytes) -> str:
@@ -77,25 +75,6 @@ def chain(
         start = block(start, tokens[begin:end], holding(keys, end), () if cut == (width,) else cut)
         names.append(start)
     return names
-
-
-def normalised(extra: ExtraKeys) -> list[tuple[int, str]]:
-    """Extra keys as sorted pairs (start, key).
-
-    Raises:
-        ValueError: a key that is neither a string nor a pair (start, string).
-    """
-    pairs = [(0, key) if isinstance(key, str) else key for key in ([extra] if isinstance(extra, str) else extra)]
-    for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and type(pair[0]) is int and isinstance(pair[1], str)):
-            raise ValueError(f"an extra key is a string or a pair (first token, string), not {pair!r}")
-    return sorted(pairs)
-
-
-def holding(keys: Sequence[tuple[int, str]], end: int) -> list[str]:
-    """The keys that a block ending at token `end` depends on: those that began before its end. How far in front of
-    the block's end a key begins is part of what it says."""
-    return [f"{start}:{key}" for start, key in keys if start < end]
 
 
 def _ints(values: Sequence[int]) -> bytes:

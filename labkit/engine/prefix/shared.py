@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from labkit.caches import Cache
+from labkit.caches.extra_keys import ExtraKeys
 from labkit.engine.prefix.chains import Chains
 from labkit.engine.prefix.codec import Codec
 from labkit.engine.prefix.counts import Counts
-from labkit.engine.prefix.hashing import ExtraKeys
 from labkit.engine.prefix.lease import Lease, Leases
 from labkit.engine.prefix.record import name_of
 from labkit.engine.prefix.retention import Retention

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from labkit import __version__, devices
 from labkit.caches import Cache
+from labkit.caches.extra_keys import ExtraKeys
 from labkit.engine.prefix import hashing
 from labkit.engine.prefix.chains import Chains
 from labkit.engine.prefix.codec import Codec
@@ -122,7 +123,7 @@ class PrefixStore:
 
     # -- shared prefixes -----------------------------------------------------------------------------------------------
 
-    def lookup(self, tokens: Sequence[int], extra: hashing.ExtraKeys = (), chunks: Chunks = ()) -> Lease | None:
+    def lookup(self, tokens: Sequence[int], extra: ExtraKeys = (), chunks: Chunks = ()) -> Lease | None:
         """The longest stored prefix of `tokens`; None without one.
 
         A prompt's last token has to be fed for its logits: ask for the tokens before it.
@@ -138,7 +139,7 @@ class PrefixStore:
         self._counts.add("hit_tokens", lease.tokens if lease else 0)
         return lease
 
-    def peek(self, tokens: Sequence[int], extra: hashing.ExtraKeys = (), chunks: Chunks = ()) -> int:
+    def peek(self, tokens: Sequence[int], extra: ExtraKeys = (), chunks: Chunks = ()) -> int:
         """How many tokens a lookup would most likely cover. Reads nothing and holds nothing."""
         return self._shared.whole(self._chains.keys(tokens, extra, chunks))[0] * self.grid
 
@@ -147,7 +148,7 @@ class PrefixStore:
         tokens: Sequence[int],
         caches: Sequence[Cache],
         *,
-        extra: hashing.ExtraKeys = (),
+        extra: ExtraKeys = (),
         chunks: Chunks = (),
         last: bool = False,
     ) -> Committed:
@@ -168,7 +169,7 @@ class PrefixStore:
 
     # -- pins ----------------------------------------------------------------------------------------------------------
 
-    def pin(self, owner: str, tokens: Sequence[int], extra: hashing.ExtraKeys = (), chunks: Chunks = ()) -> int:
+    def pin(self, owner: str, tokens: Sequence[int], extra: ExtraKeys = (), chunks: Chunks = ()) -> int:
         """Keep the longest stored prefix of `tokens` from being evicted, by this engine or another, until `unpin`. An
         owner's second pin takes the place of its first.
 
@@ -198,7 +199,7 @@ class PrefixStore:
         *,
         data: Any = None,
         committed: int = 0,
-        extra: hashing.ExtraKeys = (),
+        extra: ExtraKeys = (),
         chunks: Chunks = (),
         timeout: float | None = None,
     ) -> Committed:
