@@ -12,6 +12,7 @@ from labkit.kernels.fused import chains_reference as reference
 from labkit.kernels.header import Header
 from labkit.kernels.headers import SHARED
 from labkit.kernels.launch import Kernel
+from labkit.kernels.placement import on_device
 
 _HERE = Path(__file__).parent
 _VALUES = Header.from_file(_HERE / "values.h")
@@ -263,7 +264,4 @@ def _vector(*sizes: int) -> int:
 def _inverse_frequency(rotary: int, base: float) -> mx.array:
     # In float64, so that an angle at position 100,000 is as good as fp32 can say it.
     exponent = np.arange(0, max(rotary, 2), 2, dtype=np.float64) / max(rotary, 1)
-    # An operation's result lies in a GPU's memory for certain; what comes from numpy may stay in the host's.
-    frequency = mx.array((base**-exponent).astype(np.float32)) * mx.array(1.0)
-    mx.eval(frequency)
-    return frequency
+    return on_device(mx.array((base**-exponent).astype(np.float32)))

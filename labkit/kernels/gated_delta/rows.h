@@ -135,7 +135,14 @@ METAL_FUNC void store_tail(
   for (int i = 0; i < 3; i++) {
     int t = last - 3 + i;
     auto from = t >= first ? x + size_t(t) * pitch : tail + (t - first + 3) * channels;
+    if (N % 4 == 0) {
 #pragma unroll
-    for (int e = 0; e < N; e++) tail_out[i * channels + lane * N + e] = from[lane * N + e];
+      for (int e = 0; e < N; e += 4) {
+        *(device vec<U, 4>*)(tail_out + i * channels + lane * N + e) = *(const device vec<U, 4>*)(from + lane * N + e);
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < N; e++) tail_out[i * channels + lane * N + e] = from[lane * N + e];
+    }
   }
 }

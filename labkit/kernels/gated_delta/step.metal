@@ -8,14 +8,15 @@ constexpr int CHANNELS = 2 * HK * DK + HV * DV;
 threadgroup alignas(16) float keys[TOKENS * DK];
 threadgroup alignas(16) float queries[TOKENS * DK];
 threadgroup float values[TOKENS * DV];  // then the outputs
-threadgroup float gates[TOKENS * 4];
+threadgroup float gates[TOKENS * 2];
 
 int lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
 int b = threadgroup_position_in_grid.y, hv = threadgroup_position_in_grid.x, hk = hv / (HV / HK);
 int part = lane % LANES;
 int column = (simdgroup * GROUPS + lane / LANES) * COLS;
-int first = clamp(int(spans[2 * b]), 0, TOKENS);
-int last = clamp(int(spans[2 * b + 1]), first, TOKENS);
+// A dependent read less where every token counts.
+int first = SPANNED ? clamp(int(spans[2 * b]), 0, TOKENS) : 0;
+int last = SPANNED ? clamp(int(spans[2 * b + 1]), first, TOKENS) : TOKENS;
 int q_channel = hk * DK, k_channel = (HK + hk) * DK, v_channel = 2 * HK * DK + hv * DV;
 auto x = qkv + size_t(b) * TOKENS * PITCH;
 auto old_tail = tail + size_t(b) * 3 * CHANNELS;
@@ -25,44 +26,48 @@ size_t state_at = size_t(b * HV + hv) * DV * DK;
 float s[COLS * N];
 load_state<DK, LANES, COLS>(state + state_at + size_t(column) * DK, part, s);
 
-for (int task = simdgroup; task < 2 * TOKENS; task += SIMDGROUPS) {
-  int t = task / 2;
-  if (task % 2 == 0) {
-    float taps[4 * NK], window[4 * NK], key[NK], query[NK];
-    conv_weights<NK>(weight + size_t(q_channel) * 4, lane, taps);
-    load_window<NK, 1>(x + q_channel, old_tail + q_channel, PITCH, CHANNELS, t, first, last, lane, window);
-    conv_silu<NK>(window, window + NK, window + 2 * NK, window + 3 * NK, taps, query);
-    l2_scale<T, NK>(query, metal::precise::rsqrt(float(DK)));
-    conv_weights<NK>(weight + size_t(k_channel) * 4, lane, taps);
-    load_window<NK, 1>(x + k_channel, old_tail + k_channel, PITCH, CHANNELS, t, first, last, lane, window);
-    conv_silu<NK>(window, window + NK, window + 2 * NK, window + 3 * NK, taps, key);
-    l2_scale<T, NK>(key, 1.0f);
-    for (int i = 0; i < NK; i++) {
-      keys[t * DK + lane * NK + i] = key[i];
-      queries[t * DK + lane * NK + i] = query[i];
-    }
-    float qk = row_dot<NK>(query, key);
-    if (lane == 0) {
-      size_t at = (size_t(b) * TOKENS + t) * GATE_PITCH + hv;
-      float log_decay =
-          log_decay_of(static_cast<float>(a[at + A_AT]), static_cast<float>(a_log[hv]), static_cast<float>(dt_bias[hv]));
-      gates[t * 4] = exp(log_decay);
-      gates[t * 4 + 1] = sigmoid_of(static_cast<float>(b_gate[at + B_AT]));
-      gates[t * 4 + 2] = qk;
-    }
-  } else {
+// What the last part needs besides its sums, asked for before anything waits.
+float gate[NV], scale[NV];
+auto gate_rows = z + size_t(b) * TOKENS * Z_PITCH + Z_AT + hv * DV;
+if (simdgroup < TOKENS) {
+  load_row<NV>(gate_rows + size_t(simdgroup) * Z_PITCH, lane, gate);
+  load_row<NV>(norm_weight, lane, scale);
+}
+
+// Query, key, value and gates of each token, each by a simdgroup of its own: their reads wait side by side.
+for (int task = simdgroup; task < 4 * TOKENS; task += SIMDGROUPS) {
+  int t = task / 4, kind = task % 4;
+  if (kind < 2) {
+    int channel = kind == 0 ? q_channel : k_channel;
+    threadgroup float* row = (kind == 0 ? queries : keys) + t * DK;
+    float taps[4 * NK], window[4 * NK], activated[NK];
+    conv_weights<NK>(weight + size_t(channel) * 4, lane, taps);
+    load_window<NK, 1>(x + channel, old_tail + channel, PITCH, CHANNELS, t, first, last, lane, window);
+    conv_silu<NK>(window, window + NK, window + 2 * NK, window + 3 * NK, taps, activated);
+    l2_scale<T, NK>(activated, kind == 0 ? metal::precise::rsqrt(float(DK)) : 1.0f);
+    for (int i = 0; i < NK; i++) row[lane * NK + i] = activated[i];
+  } else if (kind == 2) {
     float taps[4 * NV], window[4 * NV], value[NV];
     conv_weights<NV>(weight + size_t(v_channel) * 4, lane, taps);
     load_window<NV, 1>(x + v_channel, old_tail + v_channel, PITCH, CHANNELS, t, first, last, lane, window);
     conv_silu<NV>(window, window + NV, window + 2 * NV, window + 3 * NV, taps, value);
     for (int i = 0; i < NV; i++) values[t * DV + lane * NV + i] = static_cast<float>(static_cast<T>(value[i]));
+  } else if (lane == 0) {
+    size_t at = (size_t(b) * TOKENS + t) * GATE_PITCH + hv;
+    float log_decay =
+        log_decay_of(static_cast<float>(a[at + A_AT]), static_cast<float>(a_log[hv]), static_cast<float>(dt_bias[hv]));
+    gates[t * 2] = exp(log_decay);
+    gates[t * 2 + 1] = sigmoid_of(static_cast<float>(b_gate[at + B_AT]));
   }
 }
+// By the simdgroups that one token leaves idle.
 if (simdgroup == SIMDGROUPS - 1) {
   store_tail<NV>(x + v_channel, old_tail + v_channel, new_tail + v_channel, PITCH, CHANNELS, first, last, lane);
 }
-if (hv % (HV / HK) == 0 && simdgroup == 0) {
+if (hv % (HV / HK) == 0 && simdgroup == (2 * SIMDGROUPS - 2) % SIMDGROUPS) {
   store_tail<NK>(x + q_channel, old_tail + q_channel, new_tail + q_channel, PITCH, CHANNELS, first, last, lane);
+}
+if (hv % (HV / HK) == 0 && simdgroup == (3 * SIMDGROUPS - 3) % SIMDGROUPS) {
   store_tail<NK>(x + k_channel, old_tail + k_channel, new_tail + k_channel, PITCH, CHANNELS, first, last, lane);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -72,10 +77,15 @@ for (int column0 = 0; column0 < DV; column0 += WIDTH) {
   if (column0 > 0) load_state<DK, LANES, COLS>(state + state_at + at, part, s);
   for (int t = 0; t < TOKENS; t++) {
     if (t >= first && t < last) {
-      float value[COLS], out[COLS];
+      float value[COLS], out[COLS], query[NK], key[NK];
+      for (int i = 0; i < NK; i++) {
+        query[i] = queries[t * DK + lane * NK + i];
+        key[i] = keys[t * DK + lane * NK + i];
+      }
+      float qk = row_dot<NK>(query, key);
       for (int c = 0; c < COLS; c++) value[c] = values[t * DV + column0 + column + c];
       delta_token<DK, LANES, COLS>(
-          keys + t * DK, queries + t * DK, value, gates[t * 4], gates[t * 4 + 1], gates[t * 4 + 2], part, s, out);
+          keys + t * DK, queries + t * DK, value, gates[t * 2], gates[t * 2 + 1], qk, part, s, out);
       simdgroup_barrier(mem_flags::mem_threadgroup);  // all lanes have read their values
       if (part == 0) {
         for (int c = 0; c < COLS; c++) values[t * DV + column0 + column + c] = out[c];
@@ -89,11 +99,10 @@ threadgroup_barrier(mem_flags::mem_threadgroup);
 
 for (int t = simdgroup; t < TOKENS; t += SIMDGROUPS) {
   size_t at = ((size_t(b) * TOKENS + t) * HV + hv) * DV;
-  float y[NV], gate[NV], scale[NV];
+  float y[NV];
   // Rounded before the norm, as the scan hands it to `gated_norm`.
   for (int i = 0; i < NV; i++) y[i] = static_cast<float>(static_cast<T>(values[t * DV + lane * NV + i]));
-  load_row<NV>(z + (size_t(b) * TOKENS + t) * Z_PITCH + Z_AT + hv * DV, lane, gate);
-  load_row<NV>(norm_weight, lane, scale);
+  if (t > simdgroup) load_row<NV>(gate_rows + size_t(t) * Z_PITCH, lane, gate);
   gated_rms_row<NV>(y, gate, scale, eps);
   if (t < first || t >= last) {
     for (int i = 0; i < NV; i++) y[i] = 0.0f;

@@ -59,8 +59,8 @@ def step_call(
         ValueError: shapes or dtypes that do not fit, or more than eight tokens.
     """
     shape, weight = check_layer(qkv, a, b, tail, weight, a_log, dt_bias, (*heads, *dims))
-    spans = check_spans(spans, shape.batch, shape.length)
-    staged = shape.length * (2 * shape.dk + shape.dv + 4) * 4
+    spanned, spans = spans is not None, check_spans(spans, shape.batch, shape.length)
+    staged = shape.length * (2 * shape.dk + shape.dv + 2) * 4
     if shape.length > MAX_TOKENS or staged > 32 * 1024:
         raise ValueError(
             f"a decode step takes up to {MAX_TOKENS} tokens, not {shape.length}; take scan_inputs, scan and gated_norm"
@@ -87,6 +87,7 @@ def step_call(
             ("SIMDGROUPS", threads // 32),
             ("TOKENS", shape.length),
             ("EACH", each),
+            ("SPANNED", spanned),
             *joined.template(qkv, rows_a, rows_b),
             ("Z_PITCH", rows_z.pitch),
             ("Z_AT", rows_z.at),

@@ -9,6 +9,7 @@ from functools import lru_cache
 import mlx.core as mx
 
 from labkit.kernels.launch import Kernel
+from labkit.kernels.placement import on_device
 from labkit.kernels.signature import Launch, threadgroup_size
 from labkit.kernels.targets.cuda_text import CudaText, is_whole, number_words, translate
 
@@ -113,11 +114,7 @@ def _numbers(launch: Launch) -> list[mx.array]:
 
 @lru_cache(maxsize=4096)
 def _on_device(words: tuple[int, ...]) -> mx.array:
-    # An operation's result lies in the GPU's memory, where an array made from Python's numbers may not. Scheduled at
-    # once: a graph that is being compiled would take a pending operation in, and repeat it at each call.
-    result = mx.array(words, dtype=mx.uint32) + mx.array(0, dtype=mx.uint32)
-    mx.async_eval(result)
-    return result
+    return on_device(mx.array(words, dtype=mx.uint32))
 
 
 def _dtypes(launch: Launch) -> list[mx.Dtype]:

@@ -17,6 +17,7 @@ import mlx.core as mx
 from labkit.caches import BatchedContiguous, Cache
 from labkit.caches.paged import PagedCache
 from labkit.caches.paged_rows import int32s
+from labkit.kernels.placement import on_device
 from labkit.kernels.targets import device_target
 from labkit.models.contract import Output
 from labkit.models.hybrid import attention_layer, delta_layer
@@ -143,9 +144,7 @@ class FewTokens:
             tokens = batch * length
             later = [1 + index % length for index in range(tokens)] + [0] * max(0, 8 - tokens)
             none = [0] * len(later)
-            table = mx.array([none, later, none, none], dtype=mx.int32)
-            mx.eval(table)
-            self._tables[batch, length] = table
+            self._tables[batch, length] = on_device(mx.array([none, later, none, none], dtype=mx.int32))
         return self._tables[batch, length]
 
 
