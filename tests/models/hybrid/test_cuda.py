@@ -1,12 +1,15 @@
 """The whole model on an NVIDIA GPU, in bf16 and fp32, against mlx-lm's module in fp32 on the CPU, on equal weights.
 
-    MLX_ENABLE_TF32=0 python -m pytest -m cuda tests/models/hybrid/test_cuda.py
+    LABKIT_TEST_OUTCOMES=outcomes.jsonl python -m pytest -m cuda --maxfail=8 tests/models/hybrid/test_cuda.py
 
-A failure names the first position that is too far off, and by how much it and the others are.
+The first tests say whether the machine multiplies floats exactly and whether one model, built and read once, is right;
+the rest compile more and more kernels. In one process: each compiles all kernels anew. The file has a line a test, with
+all that was measured, whether it passed or not; a failure names the first position that is too far off.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -35,13 +38,15 @@ REAL_HEADS = {
 """The head sizes of the real models, whose kernels use tensor cores, at a fraction of their width."""
 
 DENSE_HEADS = {**REAL_HEADS, "num_experts": 0, "num_experts_per_tok": 0}
-SHAPES = {"small": TEXT, "dense": DENSE, "real-heads": REAL_HEADS, "dense-heads": DENSE_HEADS}
+SHAPES = {"real-heads": REAL_HEADS, "dense-heads": DENSE_HEADS, "small": TEXT, "dense": DENSE}
 TOLERANCE = {mx.float32: 5e-3, mx.bfloat16: 0.8}
 """Of logits whose standard deviation is 1.7. On a CPU the references' bf16 was at most 0.30 off in a dense model."""
 ROUTED = 0.7
 """Of the median position of a sparse model in bf16: 0.21 and 0.31 there, and 4.7 at most, since random routers hold
 many near ties, and another expert is another function. A wrong computation is several off at every position."""
-DTYPES = pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["fp32", "bf16"])
+DTYPES = pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=["bf16", "fp32"])
+WIDTHS = {4: [20, 1, 1, 9, 1, 3, 8, 5, 1, 1, 14], 8: [30, 1, 3, 30], None: [30, 1, 3, 30]}
+"""Of the forwards that read 64 tokens, by bits of the weights: each number up to 8 compiles its own kernels."""
 
 
 @dataclass
@@ -87,11 +92,22 @@ def on_cpu(compute):
         mx.set_default_device(device)
 
 
+_recorded: dict[str, Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def recorded(record_property):
+    """What `close` finds goes into the record of outcomes."""
+    _recorded.clear()
+    record_property("measured", _recorded)
+
+
 def close(both: Pair, ours: mx.array, wanted: mx.array, what: str) -> None:
     """Every position within the tolerance; where experts may flip (a sparse model in bf16) the median is."""
     ours = on_cpu(lambda: ours.astype(mx.float32))
     far = on_cpu(lambda: mx.abs(ours - wanted).max(axis=-1)).reshape(-1).tolist()
     median = sorted(far)[len(far) // 2]
+    _recorded[what] = {"largest": float(f"{max(far):.3g}"), "median": float(f"{median:.3g}")}
     found = f"{what}: largest difference {max(far):.3g}, median {median:.3g} of {len(far)} positions"
     if both.sparse and both.dtype == mx.bfloat16:
         assert len(far) >= 16, "too few positions for a median"
@@ -122,15 +138,77 @@ def with_variants(model: Hybrid, **changes: Any) -> Hybrid:
     return Hybrid(model.weights, model.config, model.dtype, variants=Variants(**changes))
 
 
+def _weights(*shape: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(7)) / shape[-1] ** 0.5
+
+
+def _product(x: mx.array, n: int) -> mx.array:
+    return x @ _weights(n, 256).T
+
+
+def _quantised(x: mx.array, n: int, bits: int) -> mx.array:
+    packed = mx.quantize(_weights(n, 256), group_size=64, bits=bits)
+    return mx.quantized_matmul(x, *packed, transpose=True, group_size=64, bits=bits)
+
+
+def _gathered(x: mx.array, sort: bool) -> mx.array:
+    experts, rows = _weights(16, 128, 256).swapaxes(-1, -2), mx.expand_dims(x, 1)
+    chosen = mx.arange(x.shape[0]) * 16 // x.shape[0] if sort else mx.arange(x.shape[0]) % 16
+    return mx.gather_mm(rows, experts, rhs_indices=chosen.astype(mx.uint32), sorted_indices=sort)
+
+
+def _attention(x: mx.array) -> mx.array:
+    q = x.reshape(1, -1, 8, 256).swapaxes(1, 2)
+    k = v = q[:, :1]
+    sees = mx.tril(mx.ones((q.shape[2], q.shape[2]), mx.bool_))
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=1 / 16, mask=sees)
+
+
+OPERATIONS = {
+    "product, 64 rows": (64, lambda x: _product(x, 512)),
+    "product, 1 row": (1, lambda x: _product(x, 512)),
+    "product, 3 rows": (3, lambda x: _product(x, 512)),
+    "4 bits, 64 rows": (64, lambda x: _quantised(x, 512, 4)),
+    "4 bits, 1 row": (1, lambda x: _quantised(x, 512, 4)),
+    "8 bits, 8 rows": (8, lambda x: _quantised(x, 512, 8)),
+    "gathered": (32, lambda x: _gathered(x, False)),
+    "gathered, sorted": (256, lambda x: _gathered(x, True)),
+    "attention": (64, _attention),
+    "norm": (64, lambda x: mx.fast.rms_norm(x, mx.ones((256,)), 1e-6)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_mlx_computes_floats_as_on_a_cpu(cuda_device, name):
+    """MLX's own operations in the graph, in fp32: what is coarse here is coarse in every test below."""
+    rows, compute = OPERATIONS[name]
+    x = on_cpu(lambda: mx.random.normal((rows, 256), key=mx.random.key(rows)))
+    wanted, got = on_cpu(lambda: compute(x)), compute(x)
+    mx.eval(got)
+    error = on_cpu(lambda: mx.abs(got - wanted).max()).item()
+    _recorded["largest"] = float(f"{error:.3g}")
+    assert error <= 2e-5, f"{name}: {error:.3g} of values near 1, with MLX_ENABLE_TF32={os.environ['MLX_ENABLE_TF32']}"
+
+
+def test_a_chunk_and_a_step(cuda_device):
+    """The fewest kernels that say whether a whole model is right."""
+    both, tokens = pair("real-heads", mx.bfloat16), prompt(25)
+    expected = both.expected(tokens)
+    close(both, run(both.hybrid, tokens, [25]), expected, "one chunk")
+    uncompiled = with_variants(both.hybrid, compiled=False)
+    close(both, run(uncompiled, tokens, [24, 1]), expected, "a chunk and a step")
+    close(both, run(both.hybrid, tokens, [24, 1]), expected, "a chunk and a compiled step")
+
+
 @DTYPES
-@pytest.mark.parametrize("bits", [4, 8, None])
+@pytest.mark.parametrize("bits", [4, None, 8])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prompts_and_steps(cuda_device, shape, bits, dtype):
     both = pair(shape, dtype, bits)
     tokens = prompt(64)
-    close(both, run(both.hybrid, tokens, [64]), both.expected(tokens), "one chunk")
-    widths = [20, 1, 1, 9, 1, 3, 8, 5, 1, 1, 14]
-    close(both, run(both.hybrid, tokens, widths), both.expected(tokens), f"widths {widths}")
+    expected = both.expected(tokens)
+    close(both, run(both.hybrid, tokens, [64]), expected, "one chunk")
+    close(both, run(both.hybrid, tokens, WIDTHS[bits]), expected, f"widths {WIDTHS[bits]}")
 
 
 @DTYPES
