@@ -7,7 +7,8 @@
 At the full shape weights are random, of Qwen3.6-35B-A3B, 4 bits in groups of 64; `--model tiny-hybrid` runs the shipped
 model. On a CPU a third side joins: labkit's engine on mlx-lm's own graph, so that engine and graph can be told apart.
 The points come in the order of their worth, each is written as soon as it is measured, and none begins after
-`--seconds`. A part that fails is reported, and the next one begins.
+`--seconds`; the same command at the same commit goes on with those that are missing. A part that fails is reported,
+and the next one begins.
 """
 
 from __future__ import annotations
@@ -61,8 +62,14 @@ class Sweep:
     def __init__(self, arguments: argparse.Namespace):
         self.arguments, self.begin = arguments, time.perf_counter()
         self.path = arguments.out / f"{arguments.name}_batching.json"
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = self.kept()
         self.notes: dict[str, Any] = {}
+
+    def kept(self) -> list[dict[str, Any]]:
+        """Points that an earlier run at this commit has measured."""
+        known = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        same = known.get("commit") == self.arguments.commit and known["conditions"].get("model") == self.arguments.model
+        return [row for row in known["rows"] if "point" in row] if same else []
 
     def all(self) -> None:
         """Every part, in order."""
@@ -112,7 +119,10 @@ class Sweep:
 
     def points(self) -> None:
         """Points in the order of their worth, until time is up."""
+        done = {row["point"] for row in self.rows if "point" in row}
         for name, make in self.plan():
+            if name in done:
+                continue
             if time.perf_counter() - self.begin > self.arguments.seconds:
                 self.notes.setdefault("left out for lack of time", []).append(name)
                 continue
@@ -145,18 +155,18 @@ class Sweep:
             yield point("prompts", Workload.equal(rows, a.context // 2, a.answer, prefilled=False), both[:2], 2)
         if self.fair in self.against:
             yield point("as released", equal(8, min(a.answer, 32)), [self.ours, self.released], 2)
-        yield point("unequal prompts", Workload.unequal(8, 2 * a.context, a.answer, prefilled=False), both[:2], 2)
         yield from (point("sampled", equal(rows).sampled()) for rows in (8, 32))
         yield from (point("unequal", unequal(rows)) for rows in later)
         for rows in later:
             yield point("prompts", Workload.equal(rows, a.context // 2, a.answer, prefilled=False), both[:2], 2)
+        yield point("unequal prompts", Workload.unequal(8, 2 * a.context, a.answer, prefilled=False), both[:2], 2)
 
     def point(self, name: str, workload: Workload, sides: list[Side], rounds: int) -> None:
         """Measure one, after a short run of each side that compiles what is new."""
         for side in sides:
             side.run(replace(workload, answer=2 if self.on_cpu else 6))
         point = sweep_point(sides, workload, rounds=rounds, costs=self.subject.costs, rates=self.rates)
-        self.rows += point.as_rows()
+        self.rows += [{"point": name, **row} for row in point.as_rows()]
         told = ", ".join(f"{side.name} {self._figures(point, side)}" for side in sides)
         ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*point.ratio(sides[0].name, side.name)) for side in sides[1:]]
         self.say(f"{name}: {told}; ratios {', '.join(ratios)}; floor {point.floor:.0f} tok/s, load {point.load:.1f}")

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+import labkit
 from labkit.measure.batching import BatchGeneratorSide, EngineSide, Run, Workload, sweep_point
 from labkit.measure.batching.sides import Contexts
 from labkit.models import LoadedModel
 from tests import tiny_models
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("model")
+    return labkit.load(tiny_models.write_checkpoint(folder / "hybrid", "hybrid"), graph="adapter")
 
 
 def test_a_run_counts_from_when_all_rows_decode_until_the_first_ends():
@@ -32,17 +39,13 @@ def test_unequal_contexts_are_one_geometric_row_in_a_fixed_order():
 @pytest.mark.parametrize(
     "workload",
     [
-        Workload.unequal(3, 64, 5),
-        Workload("unequal", (9, 4, 17), 5, prefilled=False),
-        Workload.equal(2, 16, 5).sampled(),
+        Workload.unequal(3, 64, 4),
+        Workload("unequal", (9, 4, 17), 4, prefilled=False),
+        Workload.equal(2, 16, 4).sampled(),
     ],
     ids=["contexts that are there", "prompts", "sampled"],
 )
-def test_both_sides_read_every_token_of_every_row(tmp_path, monkeypatch, workload):
-    folder = tiny_models.write_checkpoint(tmp_path / "hybrid", "hybrid")
-    import labkit
-
-    loaded: LoadedModel = labkit.load(folder, graph="adapter")
+def test_both_sides_read_every_token_of_every_row(loaded, monkeypatch, workload):
     contexts, read = Contexts(loaded.model.layouts), []
     sides = [
         EngineSide(loaded, contexts),
