@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import mlx.core as mx
 
+from labkit.engine.kernel_draws import Options, draws
 from labkit.engine.params import SamplingParams
+from labkit.kernels.targets import target_in_use
+
+KERNELS = ("kernels",)
+"""The group of rows that kernels choose for."""
 
 
 class Choice(NamedTuple):
-    """The chosen tokens, unread: token uint32 [B]; the log of the sum of exp(logits) [B], finite unless the logits are
-    broken; for each row its logprob [1] and best alternatives, if asked for; for rows whose token could not be chosen,
-    why."""
+    """The chosen tokens, unread: token uint32 [B]; total [B], the log of the sum of exp(logits), or the token's
+    log-probability where kernels chose it: either is finite unless the logits are broken; for each row its logprob [1]
+    and best alternatives, if asked for; for rows whose token could not be chosen, why."""
 
     token: mx.array
     total: mx.array
@@ -92,6 +98,19 @@ class RowSampler:
             return None
         return () if p.temperature == 0 else (p.temperature, p.top_p, p.min_p, p.min_tokens_to_keep, p.top_k)
 
+    @cached_property
+    def for_kernels(self) -> Options | None:
+        """What kernels need to choose for this row; None for a row that wants what they do not give."""
+        p = self.params
+        if self._processors or p.logprobs is not None or p.xtc_probability > 0:
+            return None
+        if p.temperature == 0:
+            return Options(0.0, 0, 1.0, 0.0, 0)
+        if p.min_p > 0 and p.min_tokens_to_keep > 1:
+            return None
+        seed = int.from_bytes(hashlib.blake2b(str(self.seed).encode(), digest_size=8).digest(), "little")
+        return Options(p.temperature, p.top_k, p.top_p, p.min_p, seed)
+
     def __call__(
         self, logits: mx.array, fed: mx.array, step: int, mask: mx.array | None = None
     ) -> tuple[mx.array, mx.array, mx.array | None, tuple[mx.array, mx.array] | None]:
@@ -161,22 +180,27 @@ def choose(
     steps: Sequence[int],
     masks: Sequence[mx.array | None],
 ) -> Choice:
-    """The next token of every row; logits [B, V], fed int [B]. Rows with the same options go through them together.
+    """The next token of every row; logits [B, V], fed int [B]. A row whose options fail on these logits fails alone.
 
-    The maximum is taken over log-probabilities, not logits: in 16 bits the two may round a near tie differently. A row
-    whose options fail on these logits fails alone.
+    Where kernels run, two launches choose for all rows but those that ask for log-probabilities, penalties or XTC.
+    Otherwise rows with the same options go through them together, and the maximum is taken over log-probabilities, not
+    logits, as mlx-lm does: in 16 bits the two may round a near tie differently.
     """
+    by_kernels = target_in_use() is not None
     groups: dict[object, list[int]] = {}
     for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
         alike = row.together if mask is None else None
+        if by_kernels and row.for_kernels is not None:
+            alike = KERNELS
         groups.setdefault(i if alike is None else alike, []).append(i)
     if len(groups) == 1 and isinstance(next(iter(groups)), tuple):
-        return _choose_alike(logits, rows, steps)
+        return _choose_alike(next(iter(groups)), logits, rows, steps, masks)
     parts = []
     for alike, members in groups.items():
         if isinstance(alike, tuple):
             chosen = mx.array(members, dtype=mx.int32)
-            parts.append(_choose_alike(logits[chosen], [rows[i] for i in members], [steps[i] for i in members]))
+            of_members = ([of_rows[i] for i in members] for of_rows in (rows, steps, masks))
+            parts.append(_choose_alike(alike, logits[chosen], *of_members))
         else:
             i = members[0]
             parts.append(_choose_alone(logits[i : i + 1], fed[i : i + 1], rows[i], steps[i], masks[i]))
@@ -187,7 +211,16 @@ def choose(
     return whole if order == sorted(order) else whole.take([order.index(i) for i in range(len(rows))])
 
 
-def _choose_alike(logits: mx.array, rows: Sequence[RowSampler], steps: Sequence[int]) -> Choice:
+def _choose_alike(
+    alike: tuple,
+    logits: mx.array,
+    rows: Sequence[RowSampler],
+    steps: Sequence[int],
+    masks: Sequence[mx.array | None],
+) -> Choice:
+    if alike is KERNELS:
+        token, logprob = draws(logits, [row.for_kernels for row in rows], steps, masks)
+        return Choice(token, logprob, [None] * len(rows), [None] * len(rows), {})
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     token = draw(rows[0].filtered(logits - total, steps[0]), rows, steps)
     return Choice(token, total[:, 0], [None] * len(rows), [None] * len(rows), {})
