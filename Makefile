@@ -6,6 +6,10 @@ SYNCED := .venv/.labkit-synced
 # What runs the kernels on an NVIDIA GPU: any Python with MLX's CUDA build, pytest and hypothesis.
 CUDA_PYTHON ?= $(RUN)python
 
+# Where Python may not keep what it compiled, as in many container images, each process compiles all its packages anew:
+# seconds for every kernel of a notebook and every command that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help report test lab book lint notebooks test-nightly test-cuda sanitize-cuda clean clean-venv
 
 help: ## List the commands
