@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import labkit
-from labkit.measure.batching import BatchGeneratorSide, EngineSide, Run, Workload, sweep_point
+from labkit.measure import tables
+from labkit.measure.batching import BatchGeneratorSide, EngineSide, Run, Workload, live_bytes, sweep_point, table
 from labkit.measure.batching.sides import Contexts
 from labkit.models import LoadedModel
 from tests import tiny_models
@@ -75,3 +78,27 @@ def test_answers_that_are_over_before_all_rows_decode_are_refused():
 
     with pytest.raises(ValueError, match="late never decoded all 2 rows together: 2 tokens a row are over"):
         sweep_point([Late()], Workload.equal(2, 8, 2))
+
+
+def test_bytes_are_those_of_what_lives():
+    """bfloat16 keys and values of two heads of 256: 2,048 bytes a token and layer."""
+    lengths = [256 + 4 * n for n in range(8)]
+    rectangle, paged = live_bytes(lengths, shared=256), live_bytes(lengths, shared=256, block_tokens=16)
+    assert rectangle >= 8 * max(lengths) * 2048
+    assert 256 * 2048 <= paged <= rectangle / 2
+    assert live_bytes(lengths, block_tokens=16) >= sum(lengths) * 2048
+
+
+def test_a_kept_run_reads_as_curves(tmp_path):
+    point = {"name": "batched decode", "lengths": "equal", "choice": "greedy", "throughput": 10.0, "gap_median": 0.1}
+    point |= {"gap_worst": 0.2, "first_mean": 1.0, "peak_bytes": 3_000_000, "floor_tokens_a_second": 20.0}
+    ratio = {"labkit_over_this": 2.0, "ratio_least": 1.5, "ratio_most": 2.5}
+    rows = [point | {"rows": n, "side": "labkit"} for n in (8, 1)] + [point | {"rows": 8, "side": "other"} | ratio]
+    path = tmp_path / "cpu_batching.json"
+    path.write_text(json.dumps({"device": "x", "commit": "y", "date": "z", "rows": rows}))
+    found = table.curves(tables.read(path), "batched decode")
+    assert {side: [row["rows"] for row in points] for side, points in found.items()} == {"labkit": [1, 8], "other": [8]}
+    shown = table.lines(found)
+    assert [line[:2] for line in shown] == [[1, "labkit"], [8, "labkit"], [8, "other"]]
+    assert shown[-1][2:] == ["10.0", "100.0", "200.0", "1.00", "3.0", "2.0 (1.5 to 2.5)"]
+    assert table.curves(None, "batched decode") == {}
