@@ -107,6 +107,13 @@ def _dense_floats(costs: ModelCosts, tokens: int) -> float:
     return 2 * DTYPE_BYTES[costs.dtype] * weights
 
 
+def _expert_floats(costs: ModelCosts, tokens: int) -> float:
+    """Bytes of every expert's matrices, chosen or not, written as floats, and of the chosen ones read back."""
+    weights = sum(t.parameters for t in costs.tensors if t.part == "experts" and t.quantisation)
+    count = _text(costs).get("num_experts", 1)
+    return DTYPE_BYTES[costs.dtype] * weights * (1 + costs.experts_touched(tokens) / count)
+
+
 def _gathered(costs: ModelCosts, tokens: int) -> float:
     """Bytes of experts when every token reads its own, beyond one read of those that are touched."""
     stored = sum(tensor.bytes(costs.dtype) for tensor in costs.tensors if tensor.part == "experts")
@@ -153,6 +160,11 @@ ABLATIONS: tuple[Ablation, ...] = (
     Ablation(
         "dequantise inside dense products", {"dequantise": "before"}, "floats of weights written and read back",
         _prefill(512, 4096), _bytes(_dense_floats), base={"dequantise": "in_tile"},
+    ),
+    Ablation(
+        "dequantise inside the grouped product", {"experts": "before"}, "floats of all experts written and read back",
+        _prefill(512, 4096), _bytes(_expert_floats),
+        {"prefill-512": "prefill gain of dequantising inside the grouped GEMM, 512 tokens"},
     ),
     Ablation(
         "tiles as high as the load", {"experts": "tile16"}, "weights unpacked once for more rows",
@@ -207,6 +219,9 @@ ABLATIONS: tuple[Ablation, ...] = (
     Ablation(
         "convolution, recurrence and norm in one launch", {"fuse_recurrence": False}, "two launches a DeltaNet layer",
         _decode(4096), _launches(2, "deltanet"),
+    ),
+    Ablation(
+        "MLX's product for small matrices", {"decode_rows": "own"}, "nothing countable", _decode(4096), NOTHING
     ),
     Ablation("rows as vectors", {"decode_rows": "tile"}, "tiles with one row in use", _decode(4096), UNKNOWN),
 )  # fmt: skip

@@ -59,11 +59,13 @@ class Experts:
         choice = {"experts": config.experts, "renormalise": config.renormalise, "shared": slots}
         by_kernels = plan.kernels and isinstance(gate, Packed)
         few = x.shape[0] <= DECODE_TOKENS and not plan.invariant
-        if not by_kernels or few or (plan.variants.experts == "gather" and not plan.invariant):
+        by_mlx = plan.variants.experts in ("gather", "before") and not plan.invariant
+        if not by_kernels or few or by_mlx:
             indices, weights = choose_experts(logits, config.top_k, **choice)
             if by_kernels and few and plan.variants.fuse_experts and plan.variants.fuse_combine:
                 return decode_experts(x, gate, up, down, indices, weights)
-            return self._gathered(x, indices, weights)
+            before = by_kernels and not few and plan.variants.experts == "before"
+            return self._gathered(x, indices, weights, as_floats=before)
         tile = self._tile(x.shape[0], plan)
         if plan.variants.routing == "host" and not plan.invariant:
             indices, weights = choose_experts(logits, config.top_k, **choice)
@@ -79,8 +81,8 @@ class Experts:
         assignments = tokens * (self.config.top_k + self.weights.shared_slots)
         return choose_tile(assignments, self.groups) if plan.variants.experts == "load" else 16
 
-    def _gathered(self, x: mx.array, indices: mx.array, weights: mx.array) -> mx.array:
-        """By MLX's gathered products: each row of x with its experts' matrices."""
+    def _gathered(self, x: mx.array, indices: mx.array, weights: mx.array, *, as_floats: bool = False) -> mx.array:
+        """By MLX's gathered products: each row of x with its experts' matrices, written as floats first or not."""
         tokens, k = indices.shape
         flat = indices.reshape(-1)
         rows = mx.expand_dims(x, (-2, -3))  # [T, 1, 1, D]
@@ -89,8 +91,12 @@ class Experts:
             rows, chosen = mx.expand_dims(x[order // k], -2), flat[order]
         else:
             chosen = indices
-        gate, up = (_gathered_product(rows, part, chosen, sort) for part in (self.weights.gate, self.weights.up))
-        y = _gathered_product(gate * mx.sigmoid(gate) * up, self.weights.down, chosen, sort)
+        parts = self.weights.gate, self.weights.up, self.weights.down
+        if as_floats:
+            parts = (mx.dequantize(*part.arrays, part.group_size, part.bits).astype(x.dtype) for part in parts)
+        gate, up, down = parts
+        gate, up = (_gathered_product(rows, part, chosen, sort) for part in (gate, up))
+        y = _gathered_product(gate * mx.sigmoid(gate) * up, down, chosen, sort)
         if sort:
             y = y[mx.argsort(order)]
         y = y.reshape(tokens, k, -1)

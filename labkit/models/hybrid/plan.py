@@ -53,13 +53,13 @@ class Plan:
             return x @ part.T
         if self.invariant:
             return self._invariant(x, part)
-        return quantized_matmul(x, part, variant=self._variant(x.size // part.k))
+        return quantized_matmul(x, part, variant=self._variant(x.size // part.k, part))
 
-    def _variant(self, rows: int) -> str | None:
-        if not self.kernels:
+    def _variant(self, rows: int, part: Packed) -> str | None:
+        if not self.kernels or not part.fits_kernels:
             return None
         if rows <= FEW:
-            return "many_rows" if self.variants.decode_rows == "tile" else None
+            return {"gemv": None, "tile": "many_rows", "own": "few_rows"}[self.variants.decode_rows]
         return {"auto": None, "in_tile": "many_rows", "before": "dequantize"}[self.variants.dequantise]
 
     def _invariant(self, x: mx.array, part: Packed) -> mx.array:

@@ -16,7 +16,8 @@ class Variants:
     Attributes:
         experts: prompts' routed rows. "load": tiles of sorted rows, as high as the experts' mean load asks for;
             "tile16": the same with tiles of 16 rows always; "gather": every token reads its experts' weights for
-            itself, nothing is sorted or shared.
+            itself, nothing is sorted or shared; "before": all experts' weights are written as floats first, then
+            multiplied with the sorted rows by MLX's grouped product.
         routing: where experts are chosen and rows grouped. "device": one or two launches, no shape depends on them;
             "host": the indices are read back and sorted there, a wait for the device in every layer.
         delta: prompts through Gated DeltaNet. "auto": chunks of matrix products where tensor cores make them faster,
@@ -34,13 +35,13 @@ class Variants:
         dequantise: matrix products of prompts. "auto": by the number of rows; "in_tile": weights become floats inside
             the tile; "before": the whole matrix is written as floats first.
         decode_rows: products of a few rows. "gemv": kernels that read each weight once for all rows; "tile": the
-            prompts' tiles.
+            prompts' tiles; "own": the first also for matrices so small that MLX's product is the cheaper launch.
         compiled: whether a decode step is built once (`mx.compile`) and replayed, or built anew for each token.
         kv: where a decoded token's keys and values go. "tail": into a small tail beside the settled buffer; "whole":
             into the buffer, which a back end without in-place writes copies.
     """
 
-    experts: Literal["load", "tile16", "gather"] = "load"
+    experts: Literal["load", "tile16", "gather", "before"] = "load"
     routing: Literal["device", "host"] = "device"
     delta: Literal["auto", "scan", "chunked", "blocked"] = "auto"
     heads: Literal["packed", "unpacked"] = "packed"
@@ -51,7 +52,7 @@ class Variants:
     fuse_queries: bool = True
     fuse_recurrence: bool = True
     dequantise: Literal["auto", "in_tile", "before"] = "auto"
-    decode_rows: Literal["gemv", "tile"] = "gemv"
+    decode_rows: Literal["gemv", "tile", "own"] = "gemv"
     compiled: bool = True
     kv: Literal["tail", "whole"] = "tail"
 
