@@ -12,12 +12,14 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from labkit.engine.prefix.record import Record, Tensor
 
 FORMAT = "labkit-block-1"
 SEGMENT = 1 << 20  # bytes under one CRC, small enough that one CRC-32 guards few bits
 MAX_HEADER = 1 << 24
+THREADS = 4  # that compute checksums
 
 _TO_FILE = {
     "float32": "F32",
@@ -61,7 +63,7 @@ def encode(record: Record) -> tuple[bytes, list[bytes | memoryview]]:
     return struct.pack("<Q", len(header)) + header, pieces
 
 
-def decode(data: bytes) -> Record:
+def decode(data: bytes | memoryview) -> Record:
     """The record in a file's bytes; its tensors are views of them.
 
     Raises:
@@ -79,7 +81,7 @@ def decode(data: bytes) -> Record:
     return Record(tensors, {key: value for key, value in about.items() if key not in ("format", "crc", "sha")})
 
 
-def read_header(data: bytes, size: int) -> tuple[dict[str, str], dict, int]:
+def read_header(data: bytes | memoryview, size: int) -> tuple[dict[str, str], dict, int]:
     """(metadata, entries, where the data begin) of a file of `size` bytes that begins with `data`.
 
     Raises:
@@ -116,19 +118,32 @@ def size_of(head: bytes, pieces: list[bytes | memoryview]) -> int:
 
 
 def _crc_text(pieces: list[bytes | memoryview]) -> str:
-    return "".join(f"{crc:08x}" for crc in _crcs(pieces))
+    """CRC-32 of every SEGMENT bytes of the pieces laid end to end, by several threads where there are many: zlib lets
+    Python's lock go, and a row that is paused or comes back waits for this."""
+    segments = list(_segments(pieces))
+    if len(segments) < 2 * THREADS:
+        return "".join(map(_crc, segments))
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="labkit-checksum") as pool:
+        return "".join(pool.map(_crc, segments))
 
 
-def _crcs(pieces: list[bytes | memoryview]) -> Iterator[int]:
-    """CRC-32 of every SEGMENT bytes of the pieces laid end to end."""
-    crc, room = 0, SEGMENT
+def _crc(segment: list[memoryview]) -> str:
+    crc = 0
+    for part in segment:
+        crc = zlib.crc32(part, crc)
+    return f"{crc:08x}"
+
+
+def _segments(pieces: list[bytes | memoryview]) -> Iterator[list[memoryview]]:
+    """The parts of pieces that make up each SEGMENT bytes; the last may be shorter."""
+    segment, room = [], SEGMENT
     for piece in pieces:
         view = memoryview(piece)
         while len(view):
-            crc = zlib.crc32(view[:room], crc)
-            view, room = view[room:], room - min(room, len(view))
+            segment.append(view[:room])
+            view, room = view[room:], room - len(segment[-1])
             if room == 0:
-                yield crc
-                crc, room = 0, SEGMENT
-    if room < SEGMENT:
-        yield crc
+                yield segment
+                segment, room = [], SEGMENT
+    if segment:
+        yield segment

@@ -82,16 +82,28 @@ class Codec:
         return caches
 
 
+_UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+
+
 def _taken(arrays: dict[tuple[int, str], mx.array]) -> dict[str, Tensor]:
-    """Arrays -> bytes, all evaluated together."""
-    flat = {key: mx.contiguous(array).reshape(-1).view(mx.uint8) for key, array in arrays.items() if array.size}
-    mx.eval(list(flat.values()))
+    """Arrays -> bytes, all evaluated together. Each byte is copied once, out of the cache's own buffer."""
+    # As integers of the same width, since numpy has no bfloat16: a view, also of columns in the middle of a buffer.
+    views = {key: array.view(_UNSIGNED[array.dtype.size]) for key, array in arrays.items()}
+    mx.eval(list(views.values()))
     return {
         f"{layer}.{name}": Tensor(
-            dtype_name(array.dtype), tuple(array.shape), bytes(memoryview(flat[layer, name])) if array.size else b""
+            dtype_name(array.dtype),
+            tuple(array.shape),
+            _bytes(views[layer, name]) if array.size else b"",
         )
         for (layer, name), array in arrays.items()
     }
+
+
+def _bytes(array: mx.array) -> memoryview:
+    """A copy in memory of numpy's, which takes large pages where the system has them: touching new memory page by page
+    costs more than the copy itself."""
+    return memoryview(np.array(array, order="C")).cast("B").toreadonly()
 
 
 def _array(tensor: Tensor) -> mx.array:

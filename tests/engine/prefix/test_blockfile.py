@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 
 import mlx.core as mx
 import numpy as np
@@ -111,3 +112,19 @@ def test_a_header_alone_says_what_a_file_is():
     assert begin == len(head)
     with pytest.raises(blockfile.Damaged, match="bytes"):
         blockfile.read_header(head, len(data) - 1)
+
+
+def test_many_checksums_at_once_are_those_of_one_thread():
+    rng = random.Random(3)
+    pieces = [rng.randbytes(size) for size in (1, 700_001, 0, (1 << 20) - 5, 3 << 20, 17, 5_000_003)]
+    whole = b"".join(pieces)
+    wanted = [zlib.crc32(whole[at : at + blockfile.SEGMENT]) for at in range(0, len(whole), blockfile.SEGMENT)]
+    assert len(wanted) > 2 * blockfile.THREADS, "by several threads"
+    tensors = {str(n): Tensor("uint8", (len(piece),), piece) for n, piece in enumerate(pieces)}
+    head, _ = blockfile.encode(Record(tensors))
+    about, _, begin = blockfile.read_header(head, len(head) + len(whole))
+    assert about["crc"] == "".join(f"{crc:08x}" for crc in wanted)
+    damaged = bytearray(head + whole)
+    damaged[begin + 6 * blockfile.SEGMENT + 9] ^= 1
+    with pytest.raises(blockfile.Damaged, match="checksums"):
+        blockfile.decode(bytes(damaged))

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 
-from labkit.caches import Foreign, Unsupported
+from labkit.caches import Contiguous, Foreign, Unsupported
 from labkit.engine.prefix import PrefixStore, Retention
+from labkit.engine.prefix.codec import Codec
+from labkit.engine.prefix.record import Record
 from tests.engine.prefix.conftest import KINDS, WIDTH, Witness, commit_all
 from tests.engine.prefix.faults import BROKEN, FULL, Failing
 
@@ -668,3 +670,20 @@ def test_a_state_goes_only_when_its_successor_is_on_the_disk(open_store, hybrid)
     store.flush(10)
     system.failing = {}
     assert restored(store, hybrid, PROMPT) == 8, "killed now, the engine would go on from there"
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_bytes_leave_a_buffer_in_one_copy_that_takes_no_memory_of_the_devices(dtype):
+    # A copy on the device first would take memory exactly when there is none.
+    cache = Contiguous()
+    cache.update_and_fetch(*[mx.random.normal((1, 2, 3000, 64)).astype(dtype) for _ in range(2)])
+    mx.eval(cache.state)
+    layout = cache.layout
+    codec = Codec(lambda: [Contiguous(layout)], [layout])
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    tensors = codec.columns([cache], 5, 2900)
+    assert mx.get_peak_memory() - before < 0.01 * cache.nbytes
+    back = codec.assemble([Record(tensors)], None, 2895)[0]
+    for name in ("keys", "values"):
+        assert mx.array_equal(getattr(back, name)[..., :2895, :], getattr(cache, name)[..., 5:2900, :])
