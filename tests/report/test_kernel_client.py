@@ -108,7 +108,7 @@ def test_that_fault_holds_jupyters_own_client_up(kernel: Kernel, make_client) ->
         await asyncio.sleep(0.05)
         deaf(client.shell_channel)
         kernel.say("reply")
-        await asyncio.wait_for(waiting, 2)
+        await asyncio.wait_for(waiting, 1)
 
     with pytest.raises(TimeoutError):
         asyncio.run(play())
@@ -160,7 +160,7 @@ def test_a_cell_may_run_longer_than_the_patience_for_messages(kernel: Kernel, ma
         kernel.take()
         kernel.say("busy")
         waits = asyncio.ensure_future(as_nbclient(client))
-        await asyncio.sleep(2)
+        await asyncio.sleep(1.2)
         assert not waits.done()
         kernel.say("reply")
         kernel.say("idle")
