@@ -12,7 +12,8 @@ import pytest
 
 from labkit.report.book import Book
 
-pytestmark = pytest.mark.browser
+# The first test builds the book, or waits until another process has.
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
 FIRST = "notebooks/01_the_machine_and_the_model.html"
 

@@ -11,6 +11,9 @@ import pytest
 from labkit.report import book
 from labkit.resources import notebooks_folder
 
+# The first test builds the book, or waits until another process has.
+pytestmark = pytest.mark.timeout(900)
+
 # What names an address without fetching it: links to follow, XML namespaces, the generators' own credits.
 LOADING = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["'](?:https?:)?//
