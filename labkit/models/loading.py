@@ -73,7 +73,9 @@ class LoadedModel:
         return digest.hexdigest()
 
 
-def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None, graph: Graph = "auto") -> LoadedModel:
+def load(
+    name_or_path: str | Path, *, dtype: mx.Dtype | None = None, graph: Graph = "auto", invariant: bool = False
+) -> LoadedModel:
     """Load a model.
 
     Args:
@@ -84,6 +86,8 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None, graph: Grap
         graph: "specialised": labkit's own graph (Qwen3.5 and 3.6 hybrids); "native": the same in compiled loops, where
             the device is a CPU, in float32; "adapter": mlx-lm's module; "auto": the native graph on a CPU, on a GPU the
             specialised one, where it covers the checkpoint and has been proved on this kind of device.
+        invariant: no bit of an answer may depend on its neighbours, on padding, on how its prompt is cut into chunks or
+            on pauses. labkit's own graphs can: the native one always, the specialised one at a price.
 
     Raises:
         LoadError: anything that is wrong with the name, the folder, the files or their size, before weights are read.
@@ -95,7 +99,7 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None, graph: Grap
     name = str(name_or_path)
     folder = resolve(name_or_path)
     config = files.read_config(folder)
-    chosen = _choose_graph(config, graph, dtype)
+    chosen = _choose_graph(config, graph, dtype, invariant)
     headers = [tensor for path in files.weight_files(folder) for tensor in files.read_header(path)]
     files.check_layers(folder, config, headers)
     files.check_tokenizer(folder)
@@ -103,7 +107,8 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None, graph: Grap
         dtype = mx.float32
     files.check_fits(name, files.bytes_in_memory(headers, None if dtype is None else dtype.size))
     tokenizer = _read_tokenizer(folder)
-    model, size = _read_model(folder, config, dtype, chosen, instead="adapter" if graph == "auto" else None)
+    instead: Graph | None = "adapter" if graph == "auto" and not invariant else None
+    model, size = _read_model(folder, config, dtype, chosen, instead, invariant)
     if tokenizer.base_vocab_size > model.vocab_size:
         raise LoadError(
             f"the tokenizer in {folder} has {tokenizer.base_vocab_size} tokens and the model {model.vocab_size}: "
@@ -151,11 +156,15 @@ def _fetch(hub_id: str) -> Path:
         ) from error
 
 
-def _choose_graph(config: dict[str, Any], graph: Graph, dtype: mx.Dtype | None) -> Graph:
+def _choose_graph(config: dict[str, Any], graph: Graph, dtype: mx.Dtype | None, invariant: bool) -> Graph:
     """Who computes this checkpoint. Raises LoadError if a graph was asked for that does not cover it."""
     from labkit.models.hybrid.config import HybridConfig
 
     device = devices.this_device().kind
+    if invariant and graph == "adapter":
+        raise LoadError("mlx-lm's graph has no invariant mode: leave out graph, or take labkit's own")
+    if invariant and graph == "auto":
+        graph = "native" if device == "cpu" and dtype in (None, mx.float32) else "specialised"
     if graph in ("specialised", "native"):
         HybridConfig.read(config)
         if graph == "native" and device != "cpu":
@@ -171,7 +180,12 @@ def _choose_graph(config: dict[str, Any], graph: Graph, dtype: mx.Dtype | None) 
 
 
 def _read_model(
-    folder: Path, config: dict[str, Any], dtype: mx.Dtype | None, graph: Graph, instead: Graph | None
+    folder: Path,
+    config: dict[str, Any],
+    dtype: mx.Dtype | None,
+    graph: Graph,
+    instead: Graph | None,
+    invariant: bool,
 ) -> tuple[Model, int]:
     """A model and the bytes of its weights. instead: who takes a checkpoint that `graph` turns out not to cover."""
     if graph == "adapter":
@@ -179,14 +193,16 @@ def _read_model(
     from labkit.models.hybrid.config import NotSpecialised
 
     try:
-        return _read_specialised(folder, config, dtype, graph)
+        return _read_specialised(folder, config, dtype, graph, invariant)
     except NotSpecialised:
         if instead is None:
             raise
         return _read_adapted(folder, config, dtype)
 
 
-def _read_specialised(folder: Path, config: dict[str, Any], dtype: mx.Dtype | None, graph: Graph) -> tuple[Model, int]:
+def _read_specialised(
+    folder: Path, config: dict[str, Any], dtype: mx.Dtype | None, graph: Graph, invariant: bool
+) -> tuple[Model, int]:
     """labkit's own graph: tensors go from the files into its layout, a layer at a time."""
     import importlib
 
@@ -204,7 +220,8 @@ def _read_specialised(folder: Path, config: dict[str, Any], dtype: mx.Dtype | No
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     # What converters left undone (names, norms, the convolution's layout) mlx-lm's module finishes.
     tensors = architecture.Model(architecture.ModelArgs.from_dict(copy.deepcopy(config))).sanitize(tensors)
-    model = Hybrid.from_tensors(tensors, config, dtype)
+    options = {"invariant": invariant} if graph == "specialised" else {}  # the native graph knows no other mode
+    model = Hybrid.from_tensors(tensors, config, dtype, **options)
     return model, model.weights_bytes
 
 

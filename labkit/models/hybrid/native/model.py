@@ -35,6 +35,7 @@ class NativeHybrid(Hybrid):
     """
 
     takes_pages = False
+    invariant = True  # one chain of operations a sum, whatever stands beside it
 
     def __init__(self, weights: ModelWeights, config: dict[str, Any], *, threads: int | None = None):
         self.config, self.dtype = config, mx.float32
