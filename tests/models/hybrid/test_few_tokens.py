@@ -42,7 +42,8 @@ def logits(model, tokens: mx.array, widths: list[int]) -> mx.array:
 
 
 def test_the_metal_text_of_a_whole_model():
-    """Every kernel of a forward in the simulator: a chunk through the forms for many rows, then steps."""
+    """Every kernel of a forward in the simulator: a chunk through the forms for many rows, then a step. Other numbers
+    of tokens are other forms of the same kernels: their gates hold those to the references."""
     small = {
         **{"hidden_size": 64, "vocab_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64},
         **{"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_value_head_dim": 32},
@@ -51,7 +52,7 @@ def test_the_metal_text_of_a_whole_model():
     settings = config(TEXT, **small)
     module = random_module(settings, seed=1)
     both = Models(module, Adapter(module, settings), Hybrid.from_module(module, settings))
-    tokens, widths = prompt(12) % 64, [9, 1, 2]
+    tokens, widths = prompt(10) % 64, [9, 1]
     with use_target("simulator"):
         ours = logits(both.hybrid, tokens, widths)
     np.testing.assert_allclose(ours, logits(both.adapter, tokens, widths), atol=5e-4)
