@@ -175,7 +175,7 @@ class Sweep:
         median = lambda what: point.median(side.name, what)
         gaps = f"gap {median('gap_median') * 1e3:.2f} ms, worst {median('gap_worst') * 1e3:.2f}"
         rest = f"first {median('first_mean'):.3f} s, peak {median('peak_bytes') / 1e9:.2f} GB"
-        return f"{median('throughput'):.0f} tok/s ({gaps}, {rest})"
+        return f"{median('throughput'):.0f} tok/s ({median('processor') * 1e3:.2f} ms of processor, {gaps}, {rest})"
 
     def say(self, text: str) -> None:
         """Progress."""

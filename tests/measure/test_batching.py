@@ -9,7 +9,7 @@ import pytest
 import labkit
 from labkit.measure import tables
 from labkit.measure.batching import BatchGeneratorSide, EngineSide, Run, Workload, live_bytes, sweep_point, table
-from labkit.measure.batching.sides import Contexts
+from labkit.measure.batching.sides import Contexts, Read
 from labkit.models import LoadedModel
 from tests import tiny_models
 
@@ -22,11 +22,12 @@ def loaded(tmp_path_factory) -> LoadedModel:
 
 def test_a_run_counts_from_when_all_rows_decode_until_the_first_ends():
     """Two rows; the second starts late, the first ends early. Steps of 1 s, the last but one takes 3 s."""
-    first = [(float(t), 0) for t in (1, 2, 3, 4, 5, 6, 9)]
-    second = [(float(t), 1) for t in (4, 5, 6, 9, 10, 11)]
+    first = [Read(float(t), 0, t / 2) for t in (1, 2, 3, 4, 5, 6, 9)]
+    second = [Read(float(t), 1, t / 2) for t in (4, 5, 6, 9, 10, 11)]
     run = Run.of(sorted(first + second), 2, peak_bytes=7)
     assert run.throughput == 2 / 3  # between 6 s, the second row's third token, and 9 s
     assert (run.gap_median, run.gap_worst) == (3.0, 3.0)
+    assert run.processor == (9 - 6) / 2 / 2
     assert (run.first_mean, run.first_last, run.seconds, run.peak_bytes) == (2.5, 4.0, 11.0, 7)
 
 
@@ -60,12 +61,14 @@ def test_both_sides_read_every_token_of_every_row(loaded, monkeypatch, workload)
     )
     point = sweep_point(sides, workload, rounds=1)
     for reads in read:
-        assert sorted(row for _, row in reads) == sorted(list(range(workload.rows)) * workload.answer)
-        assert [when for when, _ in reads] == sorted(when for when, _ in reads)
+        assert sorted(read.row for read in reads) == sorted(list(range(workload.rows)) * workload.answer)
+        assert [read.when for read in reads] == sorted(read.when for read in reads)
     assert len(read) == 2
     rows = point.as_rows()
     assert [row["side"] for row in rows] == ["labkit", "mlx-lm"]
-    assert all(row["throughput"] > 0 and row["gap_worst"] >= row["gap_median"] > 0 for row in rows)
+    assert all(
+        row["throughput"] > 0 and row["processor"] > 0 and row["gap_worst"] >= row["gap_median"] > 0 for row in rows
+    )
     assert rows[1]["ratio_least"] <= rows[1]["labkit_over_this"] <= rows[1]["ratio_most"]
 
 
@@ -74,7 +77,7 @@ def test_answers_that_are_over_before_all_rows_decode_are_refused():
         name = "late"
 
         def run(self, workload):
-            return Run.of([(1.0, 0), (2.0, 0), (3.0, 1), (4.0, 1)], 2, peak_bytes=0)
+            return Run.of([Read(1.0, 0), Read(2.0, 0), Read(3.0, 1), Read(4.0, 1)], 2, peak_bytes=0)
 
     with pytest.raises(ValueError, match="late never decoded all 2 rows together: 2 tokens a row are over"):
         sweep_point([Late()], Workload.equal(2, 8, 2))
@@ -90,8 +93,14 @@ def test_bytes_are_those_of_what_lives():
 
 
 def test_a_kept_run_reads_as_curves(tmp_path):
-    point = {"name": "batched decode", "lengths": "equal", "choice": "greedy", "throughput": 10.0, "gap_median": 0.1}
-    point |= {"gap_worst": 0.2, "first_mean": 1.0, "peak_bytes": 3_000_000, "floor_tokens_a_second": 20.0}
+    point = {"name": "batched decode", "lengths": "equal", "choice": "greedy", "throughput": 10.0, "processor": 0.05}
+    point |= {
+        "gap_median": 0.1,
+        "gap_worst": 0.2,
+        "first_mean": 1.0,
+        "peak_bytes": 3_000_000,
+        "floor_tokens_a_second": 20.0,
+    }
     ratio = {"labkit_over_this": 2.0, "ratio_least": 1.5, "ratio_most": 2.5}
     rows = [point | {"rows": n, "side": "labkit"} for n in (8, 1)] + [point | {"rows": 8, "side": "other"} | ratio]
     path = tmp_path / "cpu_batching.json"
@@ -100,5 +109,5 @@ def test_a_kept_run_reads_as_curves(tmp_path):
     assert {side: [row["rows"] for row in points] for side, points in found.items()} == {"labkit": [1, 8], "other": [8]}
     shown = table.lines(found)
     assert [line[:2] for line in shown] == [[1, "labkit"], [8, "labkit"], [8, "other"]]
-    assert shown[-1][2:] == ["10.0", "100.0", "200.0", "1.00", "3.0", "2.0 (1.5 to 2.5)"]
+    assert shown[-1][2:] == ["10.0", "50.00", "100.0", "200.0", "1.00", "3.0", "2.0 (1.5 to 2.5)"]
     assert table.curves(None, "batched decode") == {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -18,7 +18,13 @@ from labkit.measure.batching.workload import Workload
 from labkit.measure.end_to_end.filled import Filled
 from labkit.models import LoadedModel
 
-Read = tuple[float, int]  # seconds since the start, row
+
+class Read(NamedTuple):
+    """A token that was read: seconds since the start, its row, processor seconds of this process until then."""
+
+    when: float
+    row: int
+    processor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Run:
         gap_median, gap_p95, gap_worst: seconds between two tokens of a row in that time.
         first_mean, first_last: seconds until rows had their first token: on average, and the last row.
         seconds: until every row had finished.
+        processor: seconds of this process's threads a token, in the time of `throughput`: what a busy machine changes
+            least.
         peak_bytes: memory above what was in use before, at most.
     """
 
@@ -40,18 +48,20 @@ class Run:
     first_mean: float
     first_last: float
     seconds: float
+    processor: float
     peak_bytes: int
 
     @classmethod
     def of(cls, reads: Sequence[Read], rows: int, peak_bytes: int) -> Run:
         """From the times at which tokens were read."""
         times: list[list[float]] = [[] for _ in range(rows)]
-        for when, row in reads:
-            times[row].append(when)
+        for read in reads:
+            times[read.row].append(read.when)
         # The first step with every row may compile kernels or merge caches: it belongs to the start.
         begin = max(row[min(2, len(row) - 1)] for row in times)
         end = min(row[-1] for row in times)
-        steady = [when for when, _ in reads if begin < when <= end]
+        steady = [read for read in reads if begin < read.when <= end]
+        used = [read.processor for read in reads if begin <= read.when <= end]
         gaps = [b - a for row in times for a, b in pairwise(row) if begin <= a and b <= end]
         gaps = sorted(gaps) or [0.0]
         return cls(
@@ -61,7 +71,8 @@ class Run:
             gap_worst=gaps[-1],
             first_mean=statistics.mean(row[0] for row in times),
             first_last=max(row[0] for row in times),
-            seconds=max(when for when, _ in reads),
+            seconds=max(read.when for read in reads),
+            processor=(used[-1] - used[0]) / len(steady) if steady else 0.0,
             peak_bytes=peak_bytes,
         )
 
@@ -102,13 +113,12 @@ class EngineSide:
             options = {"max_tokens": workload.answer, "ignore_eos": True, **workload.sampling}
             requests = [engine.request(prompt, **options) for prompt in workload.prompts(model.vocab_size)]
             row = {request.id: number for number, request in enumerate(requests)}
-            begin, reads = time.perf_counter(), []
+            clock, reads = _Clock(), []
             for request in requests:
                 engine.submit(request)
             while not engine.idle:
                 events = engine.step()
-                now = time.perf_counter() - begin
-                reads += [(now, row[event.request]) for event in events if event.kind == "token"]
+                reads += clock.read(row[event.request] for event in events if event.kind == "token")
         return Run.of(reads, workload.rows, mx.get_peak_memory() - before)
 
 
@@ -145,7 +155,7 @@ class BatchGeneratorSide:
             if workload.temperature:
                 options["sampler"] = make_sampler(workload.temperature, top_p=workload.top_p)
             generator = BatchGenerator(self.module, **options)
-            begin, reads = time.perf_counter(), []
+            clock, reads = _Clock(), []
             if workload.prefilled:
                 stream = generator.stream
                 with mx.stream(stream):
@@ -159,12 +169,23 @@ class BatchGeneratorSide:
             left = workload.rows * workload.answer
             while left:
                 responses = generator.next_generated()
-                now = time.perf_counter() - begin
-                reads += [(now, row[response.uid]) for response in responses]
+                reads += clock.read(row[response.uid] for response in responses)
                 left -= len(responses)
             peak = mx.get_peak_memory() - before
             generator.close()
         return Run.of(reads, workload.rows, peak)
+
+
+class _Clock:
+    """Since it was made."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter(), time.process_time()
+
+    def read(self, rows: Iterable[int]) -> list[Read]:
+        """Tokens of these rows, read now."""
+        now, used = time.perf_counter() - self._begin[0], time.process_time() - self._begin[1]
+        return [Read(now, row, used) for row in rows]
 
 
 class _Store:

@@ -9,7 +9,17 @@ from labkit.measure.tables import MeasuredTable
 
 Curves = dict[str, list[Mapping[str, Any]]]
 
-COLUMNS = ("rows", "side", "tok/s", "ms between tokens", "worst", "first token, s", "peak MB", "labkit over it")
+COLUMNS = (
+    "rows",
+    "side",
+    "tok/s",
+    "processor ms a token",
+    "ms between tokens",
+    "worst",
+    "first token, s",
+    "peak MB",
+    "labkit over it",
+)
 
 
 def curves(table: MeasuredTable | None, name: str, lengths: str = "equal", choice: str = "greedy") -> Curves:
@@ -32,6 +42,7 @@ def lines(of: Curves) -> list[list[Any]]:
             row["rows"],
             side,
             f"{row['throughput']:,.1f}",
+            f"{row['processor'] * 1e3:,.2f}",
             f"{row['gap_median'] * 1e3:,.1f}",
             f"{row['gap_worst'] * 1e3:,.1f}",
             f"{row['first_mean']:,.2f}",
