@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +134,34 @@ def test_the_device_is_measured():
     meter.reclaim()
     assert meter.read().pool == 0
     assert meter.read().live <= before.live
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_guard_that_sees_no_pressure_does_next_to_nothing_between_two_steps(loaded, rows):
+    """Counted, since no timing is as sure: a Python call takes some tenths of a microsecond, a step milliseconds."""
+    import labkit
+
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    guard = MemoryGuard(1 << 40, meter=FakeMeter(1 << 40), clock=FakeClock())  # a clock that stands: no poll is due
+    engine = labkit.Engine(loaded("llama"), guard=guard)
+    for row in range(rows):
+        engine.submit(engine.request([1 + row, 2], max_tokens=30, ignore_eos=True))
+    while len(engine._executor.lanes.sessions()) < rows or engine._executor.lanes.joining():
+        engine.step()
+    polls = guard.polls
+    sys.setprofile(count)
+    try:
+        engine._parking.boundary()
+        engine._parking.chunk()
+    finally:
+        sys.setprofile(None)
+    assert guard.polls == polls
+    assert 0 < calls <= 20 + 4 * rows
 
 
 @pytest.mark.parametrize(
