@@ -1,4 +1,4 @@
-"""The device's time of every kernel in one decode step, from NVIDIA's profiler, beside the bytes that it must move.
+"""The device's time of every kernel in one decode step, from NVIDIA's profiler, with its launch and what it moved.
 
     python -m recipes.measured.step_profile --out data/measured/h200_step_profile.json --commit SHA
 
@@ -14,6 +14,7 @@ import ctypes
 import glob
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -24,6 +25,16 @@ import mlx.core as mx
 
 SHAPE, LAYERS, CONTEXT = "qwen3.6-35b-a3b", 4, 4096
 WARM_UP = 6  # steps before the one that counts: kernels compiled, graphs built
+TIME = "gpu__time_duration.sum"
+MORE = {
+    "dram__bytes_read.sum": "read_bytes",
+    "dram__bytes_write.sum": "written_bytes",
+    "launch__registers_per_thread": "registers",
+    # Reads that cross the bus: of arrays that stand in the host's memory.
+    "lts__t_sectors_aperture_sysmem_op_read.sum": "host_sectors",
+}
+"""Further metrics, by the name of a row's column. A profiler that lacks one gives no table: then the times alone."""
+UNITS = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3, "Kbyte": 1e3, "Mbyte": 1e6}
 
 
 def step(layers: int, context: int) -> None:
@@ -52,22 +63,52 @@ def _runtime() -> str:
 
 
 def read(text: str) -> list[dict]:
-    """`ncu --csv` -> one row a kernel name: launches, and microseconds in all."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """`ncu --csv` -> one row a kernel name: launches, threads of a launch, microseconds and whatever else, in all."""
+    found: dict[str, dict] = defaultdict(lambda: defaultdict(float))
     body = text[text.index('"ID"') :]
     for row in csv.DictReader(io.StringIO(body)):
-        if row["Metric Name"] == "gpu__time_duration.sum":
-            value = float(row["Metric Value"].replace(",", ""))
-            scale = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3}
-            found[short(row["Kernel Name"])].append(value * scale[row["Metric Unit"]])
-    rows = [{"kernel": name, "launches": len(times), "us": round(sum(times), 2)} for name, times in found.items()]
+        metric, unit = row["Metric Name"], row["Metric Unit"]
+        if metric != TIME and metric not in MORE:
+            continue
+        value = float(row["Metric Value"].replace(",", "")) * UNITS.get(unit, 1.0)
+        kernel = found[short(row["Kernel Name"])]
+        if metric == TIME:
+            kernel["launches"] += 1
+            kernel["us"] += value
+            kernel["threadgroups"], kernel["threads"] = (
+                _product(row.get(key, "")) for key in ("Grid Size", "Block Size")
+            )
+        elif metric == "launch__registers_per_thread":
+            kernel["registers"] = value
+        else:
+            kernel[MORE[metric]] += value
+    rows = [{"kernel": name, **{k: _number(v) for k, v in kernel.items()}} for name, kernel in found.items()]
     return sorted(rows, key=lambda row: -row["us"])
+
+
+def _product(sizes: str) -> int:
+    """ "(32, 1, 1)" -> 32; 0 where the profiler does not say."""
+    return math.prod(map(int, re.findall(r"\d+", sizes))) if sizes else 0
+
+
+def _number(value: float) -> float | int:
+    return int(value) if value == int(value) else round(value, 2)
 
 
 def short(name: str) -> str:
     """A kernel's name without namespaces, templates and the numbers that its build added."""
     bare = re.sub(r"<.*", "", name.split("(")[0]).split("::")[-1].removeprefix("custom_kernel_")
     return re.split(r"_\d", bare)[0]
+
+
+def profile(arguments: argparse.Namespace, metrics: list[str]) -> subprocess.CompletedProcess:
+    """The step under the profiler."""
+    command = [
+        *("ncu", "--csv", "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none"),
+        *("--metrics", ",".join(metrics), sys.executable, "-m", "recipes.measured.step_profile", "--step"),
+        *("--layers", str(arguments.layers), "--context", str(arguments.context)),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=arguments.seconds)
 
 
 def main() -> None:
@@ -83,12 +124,10 @@ def main() -> None:
         return step(arguments.layers, arguments.context)
     if arguments.out is None:
         parser.error("--out says where the table goes")
-    command = [
-        *("ncu", "--csv", "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none"),
-        *("--metrics", "gpu__time_duration.sum", sys.executable, "-m", "recipes.measured.step_profile", "--step"),
-        *("--layers", str(arguments.layers), "--context", str(arguments.context)),
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=arguments.seconds)
+    ran = profile(arguments, [TIME, *MORE])
+    if ran.returncode or '"ID"' not in ran.stdout:
+        print(f"without further metrics: {(ran.stdout + ran.stderr)[-300:]}")
+        ran = profile(arguments, [TIME])
     if ran.returncode or '"ID"' not in ran.stdout:
         sys.exit(f"the profiler gave no table ({ran.returncode}):\n{ran.stdout[-1500:]}\n{ran.stderr[-1500:]}")
     from recipes.measured.kernels import conditions
@@ -97,7 +136,10 @@ def main() -> None:
     about = {"shape": SHAPE, "layers": arguments.layers, "context": arguments.context}
     arguments.out.write_text(json.dumps({**conditions(arguments.commit), **about, "rows": rows}, indent=1) + "\n")
     for row in rows:
-        print(f"{row['us']:9.2f} us  {row['launches']:4d} x  {row['kernel']}")
+        launch = f"{row['threadgroups']:5d} of {row['threads']:4d}"
+        moved = f"{(row.get('read_bytes', 0) + row.get('written_bytes', 0)) / 1e6:8.2f} MB"
+        rest = f"{row.get('registers', 0):3d} registers, {row.get('host_sectors', 0)} sectors of the host's"
+        print(f"{row['us']:9.2f} us  {row['launches']:4d} x  {row['kernel']:<28} {launch}  {moved}  {rest}")
     print(f"{sum(row['us'] for row in rows):9.2f} us  {sum(row['launches'] for row in rows):4d} in all")
 
 
