@@ -88,9 +88,9 @@ class PagedKV:
             else Pages(self.blocks, block_tokens, tail_tokens=tail_tokens, layout=layout)
             for layout in self._layouts
         ]
-        # A row that joins others is in both for a moment, with one slot.
-        recurrent = any(layout.kind == "recurrent" for layout in self._layouts)
-        self.slots = BlockPool(max_rows * 4, 1) if recurrent else None
+        # A slot for each row and layer, and room for copies of rows that are being stored, shared or moved.
+        recurrent = sum(layout.kind == "recurrent" for layout in self._layouts)
+        self.slots = BlockPool(max_rows * 4 * recurrent, 1) if recurrent else None
         self.row_bytes = tail_tokens * self.block_bytes // block_tokens + sum(
             layout.bytes_fixed for layout in self._layouts
         )

@@ -108,6 +108,25 @@ def test_every_byte_of_a_moment_is_accounted_for():
     assert after["held"] == after["idle"] > 0
 
 
+@pytest.mark.parametrize("layers", [1, 5, 30])
+def test_every_recurrent_layer_has_a_slot_for_every_row(layers):
+    """Models have dozens of such layers; a pool of slots for a few of them ended rows that had been admitted."""
+    state = Layout("recurrent", (ArraySpec("state0", (3, 5), "float32", False),))
+    caches, layouts = [Contiguous(LAYOUT), *[Recurrent(1)] * layers], [LAYOUT, *[state] * layers]
+    pools = PagedKV(caches, layouts, pool_bytes=1 << 20, block_tokens=8, max_rows=3)
+    rows = [pools.make_caches(range(8), total=16)[0] for _ in range(3)]
+    for row in rows:
+        for cache in row[1:]:
+            cache[0] = mx.zeros((1, 3, 5))
+    assert pools.slots.used == 3 * layers
+    batches = [type(one[0]).merge(list(one)) for one in list(zip(*rows, strict=True))[1:]]
+    copies = [cache.copy() for cache in rows[0][1:]]
+    assert pools.slots.used == 4 * layers
+    for cache in (*batches, *copies, *(cache for row in rows for cache in row)):
+        cache.release()
+    assert pools.slots.used == 0
+
+
 def test_room_is_counted_in_blocks_and_shared_ones_count_once():
     pools = kv(pool_bytes=20 * kv().block_bytes)
     assert pools.blocks == 20
