@@ -1,10 +1,12 @@
-"""Paged caches on this machine's GPU: attention through the block table, and what growing a pool costs.
+"""Paged caches on this machine: attention through the block table, what growing a pool costs, engines with and without.
 
     python -m recipes.measured.paged --out data/measured --commit $(git rev-parse --short HEAD) --seconds 150
+    python -m recipes.measured.paged --out data/measured --commit $(git rev-parse --short HEAD) --parts D --name cpu
 
 Parts: A attention, paged beside one buffer a row and beside gathering first; B one decode step of a cache (append and
-attend) for each way to grow; C appending alone: whole buffer, tail, flush, by sizes. The file is written after each
-part and problem; a part that fails is reported, and the next one begins.
+attend) for each way to grow; C appending alone: whole buffer, tail, flush, by sizes; D labkit's engine on mlx-lm's
+graph of tiny-hybrid with rectangles and with pages, by turns. A to C want a GPU. The file is written after each part
+and problem; a part that fails is reported, and the next one begins.
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 
+import labkit
 from labkit.caches import BatchedContiguous, BatchedPaged, Contiguous, Pages
 from labkit.kernels.attention import paged_bench
 from labkit.kernels.attention.paged_bench import HEADS, KV_HEADS, SCALE, WIDTH
 from labkit.kernels.targets import device_target
+from labkit.measure.batching import EngineSide, Workload, sweep_point
+from labkit.measure.batching.sides import Contexts
 from recipes.measured.kernels import conditions
 
 
@@ -43,6 +49,7 @@ def main() -> None:
         "A": lambda: paged_bench.rows(quick=not arguments.full, deadline=deadline),
         "B": lambda: decode_steps(arguments.context, deadline),
         "C": lambda: appends(deadline),
+        "D": lambda: engines(deadline),
     }
     for part in (part for part in parts if part in arguments.parts):
         print(f"== part {part}, {time.perf_counter() - begin:.0f} s", flush=True)
@@ -164,6 +171,26 @@ def appends(deadline: float) -> Iterator[dict]:
                 "us": statistics.median(times[2:]) * 1e6,
                 "target": device_target(),
             }
+
+
+def engines(deadline: float) -> Iterator[dict]:
+    """Eight rows that decode, in one rectangle and in pages of 16: equal lengths, then very unequal ones.
+
+    Predicted for a CPU, where pages are gathered before attention: equal tokens a second within a tenth, since
+    attention is a small part of a short context; memory as the tokens, plus one layer's rectangle while it is read.
+    """
+    loaded = labkit.load("tiny-hybrid", graph="adapter")
+    contexts = Contexts(loaded.model.layouts)
+    sides = [
+        EngineSide(loaded, contexts, "pages of 16", kv="paged", block_tokens=16, pool_bytes=1 << 30),
+        EngineSide(loaded, contexts, "rectangle"),
+    ]
+    for workload in (Workload.equal(8, 256, 8), Workload.unequal(8, 2048, 8, spread=64)):
+        if time.perf_counter() > deadline:
+            return
+        for side in sides:
+            side.run(replace(workload, answer=2))
+        yield from sweep_point(sides, workload, rounds=3).as_rows()
 
 
 if __name__ == "__main__":

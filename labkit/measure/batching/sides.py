@@ -100,16 +100,21 @@ class Contexts:
 
 
 class EngineSide:
-    """labkit's engine. Contexts that are there at the start come from a store of prefixes, like any others."""
+    """labkit's engine. Contexts that are there at the start come from a store of prefixes, like any others.
 
-    def __init__(self, loaded: LoadedModel, contexts: Contexts, name: str = "labkit"):
+    Args:
+        options: of `Engine`, such as kv="paged".
+    """
+
+    def __init__(self, loaded: LoadedModel, contexts: Contexts, name: str = "labkit", **options: Any):
         self.loaded, self.name, self._contexts = loaded, name, contexts
+        self._options = {"capacity_bytes": 1 << 50, **options}
 
     def run(self, workload: Workload) -> Run:
         model = self.loaded.model
         store = _Store(workload, self._contexts, model.make_caches) if workload.prefilled else None
         before = _quiet()
-        with Engine(self.loaded, prefixes=store, max_rows=workload.rows, capacity_bytes=1 << 50) as engine:
+        with Engine(self.loaded, prefixes=store, max_rows=workload.rows, **self._options) as engine:
             options = {"max_tokens": workload.answer, "ignore_eos": True, **workload.sampling}
             requests = [engine.request(prompt, **options) for prompt in workload.prompts(model.vocab_size)]
             row = {request.id: number for number, request in enumerate(requests)}
