@@ -10,29 +10,31 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-ATTRIBUTES: dict[str, str] = {
-    "dispatch_quadgroups_per_threadgroup": "uint",
-    "dispatch_simdgroups_per_threadgroup": "uint",
-    "dispatch_threads_per_threadgroup": "uint3",
-    "grid_origin": "uint3",
-    "grid_size": "uint3",
-    "quadgroup_index_in_threadgroup": "uint",
-    "quadgroups_per_threadgroup": "uint",
-    "simdgroup_index_in_threadgroup": "uint",
-    "simdgroups_per_threadgroup": "uint",
-    "thread_execution_width": "uint",
-    "thread_index_in_quadgroup": "uint",
-    "thread_index_in_simdgroup": "uint",
-    "thread_index_in_threadgroup": "uint",
-    "thread_position_in_grid": "uint3",
-    "thread_position_in_threadgroup": "uint3",
-    "threadgroup_position_in_grid": "uint3",
-    "threadgroups_per_grid": "uint3",
-    "threads_per_grid": "uint3",
-    "threads_per_simdgroup": "uint",
-    "threads_per_threadgroup": "uint3",
-}
-"""The attributes that MLX passes to a kernel whose source names them, with their Metal types, in MLX's order."""
+_POSITIONS = ("thread_position_in_grid", "thread_position_in_threadgroup", "threadgroup_position_in_grid")
+_SIZES = ("grid_origin", "grid_size", "threads_per_grid", "threadgroups_per_grid")
+_UNITS = ("simdgroup", "quadgroup")
+_INDICES = (
+    *(f"thread_index_in_{unit}" for unit in ("threadgroup", *_UNITS)),
+    *(f"{unit}_index_in_threadgroup" for unit in _UNITS),
+)
+# Metal tells what was asked for apart from what is there at the edge of a grid.
+_PER_THREADGROUP = [
+    (f"{asked}{unit}s_per_threadgroup", kind)
+    for asked in ("", "dispatch_")
+    for unit, kind in (("thread", "uint3"), ("simdgroup", "uint"), ("quadgroup", "uint"))
+]
+
+ATTRIBUTES: dict[str, str] = dict(
+    sorted(
+        [
+            *((name, "uint3") for name in (*_POSITIONS, *_SIZES)),
+            *((name, "uint") for name in (*_INDICES, "threads_per_simdgroup", "thread_execution_width")),
+            *_PER_THREADGROUP,
+        ]
+    )
+)
+"""The attributes that MLX passes to a kernel whose source names them, with their Metal types, in MLX's order: the
+alphabet's."""
 
 ADDRESS_SPACES = ("device", "constant", "threadgroup", "thread")
 

@@ -133,16 +133,3 @@ def test_without_the_compiler_the_message_says_how_to_get_it(monkeypatch):
     finally:
         monkeypatch.undo()
         compiler._installed.cache_clear()
-
-
-def test_a_launch_of_the_recipe_has_what_the_table_shows():
-    from recipes.measured.resources import launches_of_benches
-
-    found = launches_of_benches({e.name for e in _all_but("argmax_rows")})
-    assert {kernel.name for _, kernel, _ in found} == {"argmax_rows"}
-
-
-def _all_but(name: str):
-    from labkit.kernels.registry import all_entries
-
-    return [e for e in all_entries() if e.name != name]

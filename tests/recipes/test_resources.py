@@ -1,47 +1,42 @@
-"""Reading what the compiler says of registers, and what follows for occupancy."""
+"""The table of registers and occupancy: which launches are in it, and what a row says."""
 
+import mlx.core as mx
 import pytest
 
+from labkit.kernels import cuda_build
+from labkit.kernels.quantized_matmul import quantized_matmul
+from labkit.kernels.quantized_matmul.packed import Packed
+from labkit.kernels.registry import all_entries
 from recipes.measured import resources
 
-SAID = """
-Resource usage:
- Common:
-  GLOBAL:0
- Function custom_kernel_few_rows_tensor_0_bfloat16_t_4_64:
-  REG:96 STACK:8 SHARED:4096 LOCAL:0 CONSTANT[0]:600 TEXTURE:0 SURFACE:0 SAMPLER:0
- Function gather_float32:
-  REG:20 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:600 TEXTURE:0 SURFACE:0 SAMPLER:0
-"""
+WEIGHTS = Packed(mx.zeros((64, 64), mx.uint32), mx.ones((64, 8), mx.bfloat16), mx.zeros((64, 8), mx.bfloat16), 64, 4)
 
 
-def test_only_our_kernels_are_read():
-    assert list(resources.usages(SAID)) == [
-        {
-            "function": "custom_kernel_few_rows_tensor_0_bfloat16_t_4_64",
-            "registers": 96,
-            "stack": 8,
-            "shared": 4096,
-            "local": 0,
-        }
-    ]
+def recorded_product() -> resources.Launches:
+    found: resources.Launches = []
+    with resources.recorded(found, "here"):
+        y = quantized_matmul(mx.zeros((1, 512), mx.bfloat16), WEIGHTS, variant="few_rows")
+    assert y.shape == (1, 64)
+    return found
 
 
-def test_a_function_belongs_to_the_longest_name():
-    names = ["few_rows", "few_rows_tensor", "rows"]
-    assert resources.kernel_of("custom_kernel_few_rows_tensor_0_x", names) == "few_rows_tensor"
-    assert resources.kernel_of("custom_kernel_fewer_0", names) is None
+def test_a_launch_is_recorded_in_the_form_for_cuda():
+    ((where, kernel, launch),) = recorded_product()
+    assert (where, kernel.name) == ("here", "few_rows_tensor")
+    assert launch.output_shapes == ((1, 64),)
 
 
-@pytest.mark.parametrize(
-    ("registers", "shared", "threads", "share"),
-    [
-        (32, 0, 128, 1.0),  # 65,536 / (32 x 128) = 16 threadgroups: all 2,048 threads
-        (64, 0, 256, 0.5),
-        (33, 0, 1024, 0.5),  # 40 x 1,024: one threadgroup
-        (32, 100_000, 128, 0.125),  # two threadgroups' shared memory
-        (255, 0, 128, 0.125),
-    ],
-)
-def test_occupancy(registers, shared, threads, share):
-    assert resources.occupancy(registers, shared, threads) == pytest.approx(share)
+def test_kernels_without_a_launch_are_taken_from_their_benches():
+    names = {entry.name for entry in all_entries()}
+    found = resources.launches_of_benches(names - {"argmax_rows", "count_experts"})
+    assert {kernel.name for _, kernel, _ in found} == {"argmax_rows", "count_experts"}
+
+
+@pytest.mark.skipif(bool(cuda_build.unavailable()), reason=cuda_build.unavailable())
+def test_a_row_says_how_many_threadgroups_live_at_once():
+    ((where, kernel, launch),) = recorded_product()
+    row = resources.row(where, kernel, launch, None)
+    assert (row["threads"], row["threadgroups"]) == (64, 4)
+    assert row["spill_loads"] == 0
+    assert 0 < row["occupancy"] <= 1
+    assert row["rounds"] == pytest.approx(4 / (row["groups_per_multiprocessor"] * 132), abs=0.01)

@@ -1,6 +1,6 @@
 // hidden[a, n] = silu(gate . x) (up . x) for one assignment a (token a / TOPK, expert indices[a]) and 16 columns: the expert's gate
 // and up rows are read together, each once.
-threadgroup float memory[FewRows::MEMORY];
+threadgroup alignas(16) float memory[FewRows::MEMORY];
 threadgroup int expert[1];
 threadgroup float factor[1];
 uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;

@@ -15,6 +15,7 @@ from labkit.kernels.quantized_matmul.launches import (
     columns_of,
     row_kernels,
     split_for,
+    staged_split_for,
     stages_for,
     tile_kernels,
 )
@@ -163,7 +164,8 @@ def decode_gate_up_call(
     _same_shape(gate, up)
     _check(x, gate, form, "x", up)
     _check_indices(indices, x.shape[0])
-    chosen = split_for(-(-gate.k * gate.bits // 512), in_flight=2)
+    steps = -(-gate.k * gate.bits // 512)
+    chosen = staged_split_for(steps, parts=2) if form == "tensor" else split_for(steps, in_flight=2)
     simds, unroll = simds or chosen[0], unroll or chosen[1]
     return {
         "inputs": [x, *gate.arrays, *up.arrays, indices],
@@ -204,7 +206,8 @@ def decode_down_call(
             f"hidden and weights are for {indices.shape} assignments, not {hidden.shape} and {weights.shape}"
         )
     shared, factor, has_shared = _shared(shared, factor, tokens, down.n, hidden.dtype)
-    chosen = split_for(k * -(-down.k * down.bits // 512))
+    steps = k * -(-down.k * down.bits // 512)
+    chosen = staged_split_for(steps) if form == "tensor" else split_for(steps)
     simds, unroll = simds or chosen[0], unroll or chosen[1]
     return {
         "inputs": [hidden, *down.arrays, indices, weights, shared, factor],

@@ -67,15 +67,33 @@ MANY_ROWS = tile_kernels(_FOLDER / "many_rows.metal", *_NAMES, False, reference.
 
 
 def split_for(steps: int, in_flight: int = 4) -> tuple[int, int]:
-    """Simdgroups of a threadgroup whose 16 rows take `steps` steps of 64 bytes each, and steps each has in flight.
+    """Simdgroups of a threadgroup whose 16 rows take `steps` steps of 64 bytes each, and steps each has in flight, for
+    the form "plain".
 
-    Four steps are 4 KB in the registers of a simdgroup, 80 of them a thread: 24 simdgroups fit on a multiprocessor of
-    an H200, with four times the bytes in flight that cover its latency; all rows of N = 12288 run at once. K = 2048
-    (data/measured/h200_quantized_matmul.json), 4 simdgroups by 4 steps against 8 by 2: one row of N = 12288 11.1 and
-    11.7 us, of N = 248320 107 and 129, four rows of N = 12288 13.8 and 16.2.
+    K = 2048 on an H200 (data/measured/h200_quantized_matmul.json), 4 simdgroups by 4 steps against 8 by 2: one row of N
+    = 12288 11.1 and 11.7 us, of N = 248320 107 and 129, four rows of N = 12288 13.8 and 16.2.
     """
     simds = next((simds for simds in (2, 4) if steps <= in_flight * simds), 8)
     return simds, min(in_flight, -(-steps // simds))
+
+
+STAGED_STEPS = 16
+"""Steps of 64 bytes of 16 rows that a threadgroup of the form "tensor" has in flight: 24 KB with their scales."""
+
+
+def staged_split_for(steps: int, parts: int = 1) -> tuple[int, int]:
+    """As `split_for`, for the form "tensor", whose steps in flight lie in threadgroup memory on CUDA.
+
+    All steps at once where they fit, in few simdgroups; else two batches, the next one on its way while one is used,
+    in as many simdgroups as share the steps evenly.
+    """
+    most = STAGED_STEPS // parts
+    if steps <= most:
+        simds = 2 if steps <= 4 else 4
+        return simds, -(-steps // simds)
+    counts = [n for n in (8, 6, 4) if 2 * n <= most]
+    simds = next((n for n in counts if steps % n == 0), counts[0])
+    return simds, next((u for u in range(most // (2 * simds), 0, -1) if steps % (simds * u) == 0), 1)
 
 
 def few_rows_call(
@@ -99,7 +117,8 @@ def few_rows_call(
     m = _rows(x, weights, form)
     if m > FEW:
         raise ValueError(f"at most {FEW} rows, not {m}: use many_rows_call")
-    chosen = split_for(-(-weights.k * weights.bits // 512))
+    steps = -(-weights.k * weights.bits // 512)
+    chosen = staged_split_for(steps, parts) if form == "tensor" else split_for(steps)
     simds, unroll = simds or chosen[0], unroll or chosen[1]
     return {
         "inputs": [x, *weights.arrays],

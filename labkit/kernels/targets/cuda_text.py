@@ -20,6 +20,9 @@ NUMBERS = "lk_numbers"
 """An extra input, the words of all inputs given as numbers. MLX keeps arrays of up to 8 bytes in the host's memory,
 where each simdgroup's read of each of them would cross the bus; and each input costs the host time at a launch."""
 
+VOCABULARY = ("scalars", "vectors", "simdgroups", "math", "atomics", "matrices")
+"""The files of Metal's vocabulary, each after those that it stands on."""
+
 _NUMBER = {bool: "{word} != 0u", int: "int({word})", float: "__uint_as_float({word})"}
 
 _ATTRIBUTES = {
@@ -67,7 +70,7 @@ class CudaText:
 @cache
 def vocabulary() -> Header:
     """Metal's vocabulary on CUDA."""
-    return Header.from_file(Path(__file__).with_name("metal_on_cuda.h"))
+    return Header.from_file(*(Path(__file__).parent / "metal_on_cuda" / f"{name}.h" for name in VOCABULARY))
 
 
 def is_whole(launch: Launch) -> bool:

@@ -132,41 +132,88 @@ struct FewRowsByTensor {
   static constexpr uint SLICE = (STEPS + SIMDS - 1) / SIMDS;                            // steps of a simdgroup
   static constexpr bool WHOLE = ROW % 64 == 0 && STEPS % (SIMDS * UNROLL) == 0;         // no step lies outside
   static constexpr int TILES = (M * PER_STEP + 7) / 8;                                  // tensor tiles of 8 columns
+  static constexpr bool PAIRS = GROUPS % 2 == 0;                                        // scales of a row are whole words
+  using Reads = LaneReads<UNROLL * PARTS * 2, PAIRS ? UNROLL * PARTS * 4 : 0, (SLICE > UNROLL ? 2 : 1)>;
+  static constexpr uint READS = SIMDS * Reads::MEMORY;
   static constexpr uint SUMS = SLOTS * M * SEGMENTS;
-  static constexpr int MEMORY = SUMS + SIMDS * PARTS * 16 * M;
+  static constexpr int MEMORY = READS + SUMS + SIMDS * PARTS * 16 * M;
 
   struct Chunk {  // what UNROLL steps read; of scales and biases a pair, for this lane's two columns of results
     uint4 words[UNROLL][PARTS][2];
     uint scales[UNROLL][PARTS][2], biases[UNROLL][PARTS][2];
   };
 
-  static METAL_FUNC uint pair_of(const device T* groups, size_t row, uint segment, bool inside) {
-    if (WHOLE && PER_STEP > 1 && GROUPS % 2 == 0) return *(const device uint*)(groups + row * GROUPS + segment);
+  // The group of a row that holds a lane's first result of a step.
+  static METAL_FUNC uint group_of(uint in_row, uint c) {
+    return (in_row * PER_STEP + 2 * c % PER_STEP) * SEGMENT / GROUP_BYTES;
+  }
+
+  static METAL_FUNC uint pair_of(const device T* groups, size_t row, uint in_row, uint c, bool inside) {
+    uint segment = in_row * PER_STEP + 2 * c % PER_STEP;
     T low = static_cast<T>(0.0f), high = low;
-    if (WHOLE || (inside && segment < SEGMENTS)) low = groups[row * GROUPS + segment * SEGMENT / GROUP_BYTES];
+    if (WHOLE || (inside && segment < SEGMENTS)) low = groups[row * GROUPS + group_of(in_row, c)];
     if (PER_STEP == 1) high = low;
-    else if (WHOLE || (inside && segment + 1 < SEGMENTS)) high = groups[row * GROUPS + (segment + 1) * SEGMENT / GROUP_BYTES];
+    else if (WHOLE || (inside && segment + 1 < SEGMENTS)) high = groups[row * GROUPS + group_of(in_row, c) + 1];
     return pack_pair<T>(low, high);
   }
 
-  static METAL_FUNC void load(thread Chunk& chunk, thread const WeightRows<T>* parts, threadgroup const int* expert, uint first,
-                              uint end, uint lane) {
+  // Send for batch `batch`, the steps from `first` on.
+  static METAL_FUNC void send(thread Reads& reads, uint batch, thread const WeightRows<T>* parts, threadgroup const int* expert,
+                              uint first, uint end, uint lane) {
     uint r = lane / 4, c = lane % 4;
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
       uint step = first + u, in_row = step % ROW_STEPS, byte = in_row * 64 + 16 * c;
-      bool inside = WHOLE || step < end;
+      bool inside = WHOLE || step < end, holds = WHOLE || (inside && byte < ROW);
+      bool grouped = WHOLE || (inside && in_row * PER_STEP + 2 * c % PER_STEP < SEGMENTS);
       size_t base = ROUTED && inside ? size_t(expert[step / ROW_STEPS]) * N : 0;
 #pragma unroll
       for (int p = 0; p < PARTS; p++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
+          int i = (u * PARTS + p) * 2 + h;
           size_t row = base + min(parts[p].first + r + 8 * h, uint(N - 1));
-          const device uint4* from = (const device uint4*)parts[p].w + (row * ROW + byte) / 16;
-          chunk.words[u][p][h] = load16_stream(from, WHOLE || (inside && byte < ROW));
-          uint segment = in_row * PER_STEP + 2 * c % PER_STEP;
-          chunk.scales[u][p][h] = pair_of(parts[p].scales, row, segment, inside);
-          chunk.biases[u][p][h] = pair_of(parts[p].biases, row, segment, inside);
+          reads.send16(batch, i, (const device uint4*)parts[p].w + (row * ROW + byte) / 16, holds);
+          if (PAIRS) {
+            size_t pair = (row * GROUPS + group_of(in_row, c)) / 2;
+            reads.send4(batch, 2 * i, (const device uint*)parts[p].scales + pair, grouped);
+            reads.send4(batch, 2 * i + 1, (const device uint*)parts[p].biases + pair, grouped);
+          }
+        }
+      }
+    }
+    reads.sent();
+  }
+
+  // A pair of groups as sent for; where a step has one group, that one twice.
+  static METAL_FUNC uint twice(uint pair, uint group) {
+    if (PER_STEP > 1) return pair;
+    return group % 2 ? high_halves(pair, pair) : low_halves(pair, pair);
+  }
+
+  // What was sent for, once it has arrived.
+  static METAL_FUNC void take(thread Chunk& chunk, thread Reads& reads, uint batch, thread const WeightRows<T>* parts,
+                              threadgroup const int* expert, uint first, uint end, uint lane) {
+    uint r = lane / 4, c = lane % 4;
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+      uint step = first + u, in_row = step % ROW_STEPS;
+      bool inside = WHOLE || step < end;
+      size_t base = ROUTED && !PAIRS && inside ? size_t(expert[step / ROW_STEPS]) * N : 0;
+#pragma unroll
+      for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          int i = (u * PARTS + p) * 2 + h;
+          chunk.words[u][p][h] = reads.get16(batch, i);
+          if (PAIRS) {
+            chunk.scales[u][p][h] = twice(reads.get4(batch, 2 * i), group_of(in_row, c));
+            chunk.biases[u][p][h] = twice(reads.get4(batch, 2 * i + 1), group_of(in_row, c));
+          } else {
+            size_t row = base + min(parts[p].first + r + 8 * h, uint(N - 1));
+            chunk.scales[u][p][h] = pair_of(parts[p].scales, row, in_row, c, inside);
+            chunk.biases[u][p][h] = pair_of(parts[p].biases, row, in_row, c, inside);
+          }
         }
       }
     }
@@ -189,13 +236,15 @@ struct FewRowsByTensor {
     }
   }
 
-  // All threads call. `memory` holds MEMORY floats; `at` reads the results after the next barrier.
+  // All threads call. `memory` holds MEMORY floats, aligned to 16 bytes; `at` reads the results after the next barrier.
   static METAL_FUNC void run(thread const WeightRows<T>* parts, const device T* x, uint slot_stride, threadgroup const int* expert,
                              threadgroup const float* factor, threadgroup float* memory, uint lane, uint simdgroup) {
     uint r = lane / 4, c = lane % 4;
     uint end = min((simdgroup + 1) * SLICE, STEPS);
-    Chunk chunk;
-    load(chunk, parts, expert, simdgroup * SLICE, end, lane);
+    Reads reads;
+    reads.open((threadgroup uint*)memory + simdgroup * Reads::MEMORY, lane);
+    send(reads, 0, parts, expert, simdgroup * SLICE, end, lane);
+    memory += READS;
     sum_segments(x, slot_stride, memory, simdgroup * 32 + lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -204,10 +253,16 @@ struct FewRowsByTensor {
       for (int t = 0; t < TILES; t++)
         for (int i = 0; i < 4; i++) total[p][t][i] = 0.0f;
 #pragma unroll 1
-    for (uint first = simdgroup * SLICE; first < (simdgroup + 1) * SLICE; first += UNROLL) {
-      Chunk next;
-      bool more = SLICE > UNROLL && first + UNROLL < (simdgroup + 1) * SLICE;
-      if (more) load(next, parts, expert, first + UNROLL, end, lane);
+    for (uint batch = 0; batch * UNROLL < SLICE; batch++) {
+      uint first = simdgroup * SLICE + batch * UNROLL;
+      if (SLICE > UNROLL && (batch + 1) * UNROLL < SLICE) {
+        send(reads, batch + 1, parts, expert, first + UNROLL, end, lane);
+        reads.template arrived<1>();
+      } else {
+        reads.template arrived<0>();
+      }
+      Chunk chunk;
+      take(chunk, reads, batch, parts, expert, first, end, lane);
 #pragma unroll
       for (int u = 0; u < UNROLL; u++) {
         uint step = first + u;
@@ -216,7 +271,6 @@ struct FewRowsByTensor {
         add_step(total, chunk, u, x + slot * slot_stride, memory + slot * M * SEGMENTS, ROUTED ? factor[slot] : 1.0f, inside, in_row,
                  r, c, lane);
       }
-      if (more) chunk = next;
     }
     threadgroup float* mine = memory + SUMS + simdgroup * (PARTS * 16 * M);
 #pragma unroll
@@ -302,7 +356,7 @@ struct FewRowsByTensor {
 
   static METAL_FUNC float at(threadgroup const float* memory, uint part, uint row, uint m) {
     float sum = 0.0f;
-    for (int s = 0; s < SIMDS; s++) sum += memory[SUMS + ((s * PARTS + part) * 16 + row) * M + m];
+    for (int s = 0; s < SIMDS; s++) sum += memory[READS + SUMS + ((s * PARTS + part) * 16 + row) * M + m];
     return sum;
   }
 };

@@ -26,13 +26,13 @@ template <class T, int BITS> struct OffsetPairs {
   static constexpr float OFFSET = BITS == 4 ? 16.0f : 272.0f;  // what a weight's parts carry too much
   static METAL_FUNC uint4 of(uint word) {
     if (is_half<T>::value) {
-      const uint odd = BITS == 4 ? 0x4c004c00u : 0x5c005c00u;
-      return four_words(((word << 6) & 0x03c003c0u) | 0x4c004c00u, ((word << 2) & 0x03c003c0u) | odd,
-                   ((word >> 2) & 0x03c003c0u) | 0x4c004c00u, ((word >> 6) & 0x03c003c0u) | odd);
+      const uint mask = 0x03c003c0u, even = 0x4c004c00u, odd = BITS == 4 ? even : 0x5c005c00u;
+      return four_words(masked_or(word << 6, mask, even), masked_or(word << 2, mask, odd), masked_or(word >> 2, mask, even),
+                        masked_or(word >> 6, mask, odd));
     }
-    const uint odd = BITS == 4 ? 0x41804180u : 0x43804380u;
-    return four_words(((word << 3) & 0x00780078u) | 0x41804180u, ((word >> 1) & 0x00780078u) | odd,
-                 ((word >> 5) & 0x00780078u) | 0x41804180u, ((word >> 9) & 0x00780078u) | odd);
+    const uint mask = 0x00780078u, even = 0x41804180u, odd = BITS == 4 ? even : 0x43804380u;
+    return four_words(masked_or(word << 3, mask, even), masked_or(word >> 1, mask, odd), masked_or(word >> 5, mask, even),
+                      masked_or(word >> 9, mask, odd));
   }
 };
 

@@ -10,11 +10,11 @@ enum thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_th
 LK_INLINE void atomic_thread_fence(mem_flags flags, memory_order = memory_order_seq_cst, thread_scope = thread_scope_device) { lk_atomic_fence((unsigned)flags); }
 
 template <class T> struct atomic { T value; };
-typedef atomic<int> atomic_int;
-typedef atomic<uint> atomic_uint;
-typedef atomic<float> atomic_float;
-typedef atomic<bool> atomic_bool;
-typedef atomic<ulong> atomic_ulong;
+using atomic_ulong = atomic<ulong>;
+using atomic_uint = atomic<uint>;
+using atomic_int = atomic<int>;
+using atomic_bool = atomic<bool>;
+using atomic_float = atomic<float>;
 
 #define LK_INSTRUCTION __builtin_return_address(0)
 

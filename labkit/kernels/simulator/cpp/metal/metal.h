@@ -1,37 +1,43 @@
 // Metal's vocabulary for a C++20 compiler: what a kernel's text may use, over the fibers of ../runtime.
 #pragma once
-#pragma GCC diagnostic ignored "-Wattributes"
-#pragma GCC diagnostic ignored "-Wunknown-pragmas"
 #include "atomics.h"
 #include "matrix.h"
 
-using namespace metal;
-typedef metal::bfloat bfloat16_t;
-typedef metal::half float16_t;
+// Metal's compiler takes attributes and pragmas that this one does not know.
+#pragma GCC diagnostic ignored "-Wunknown-pragmas"
+#pragma GCC diagnostic ignored "-Wattributes"
 
-#define M_PI_F 3.14159265358979323846f
-#define M_E_F 2.71828182845904523536f
-#define M_LN2_F 0.693147180559945309417f
-#define M_LOG2E_F 1.44269504088896340736f
-#define M_SQRT2_F 1.41421356237309504880f
-#define HALF_MAX ((half)65504.0f)
-#define FLT_MAX __FLT_MAX__
-#define FLT_MIN __FLT_MIN__
-#define FLT_EPSILON __FLT_EPSILON__
-#define INT_MAX __INT_MAX__
-#define INT_MIN (-__INT_MAX__ - 1)
-#define UINT_MAX (2u * __INT_MAX__ + 1u)
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
+using namespace metal;
+using float16_t = metal::half;
+using bfloat16_t = metal::bfloat;
+
+// What a text may ask about where it is compiled.
+#define LABKIT_SIMULATOR 1
+#define __METAL_VERSION__ 320
 #define METAL_FUNC inline __attribute__((always_inline))
 #define MTL_CONST
-#define __METAL_VERSION__ 320
-#define LABKIT_SIMULATOR 1
 
-// Address spaces are checked by clang (labkit/kernels/address_spaces.py). Threadgroup arrays are marked by the translation.
-#define device
-#define constant
+// Limits, and constants as floats: the compiler's own, and the nearest float to each.
+#define INT_MIN (-INT_MAX - 1)
+#define INT_MAX __INT_MAX__
+#define UINT_MAX (INT_MAX * 2u + 1u)
+#define FLT_MIN __FLT_MIN__
+#define FLT_MAX __FLT_MAX__
+#define FLT_EPSILON __FLT_EPSILON__
+#define HALF_MAX static_cast<half>(65504.0f)
+#define NAN __builtin_nanf("")
+#define INFINITY __builtin_inff()
+#define M_E_F 0x1.5bf0a8p+1f
+#define M_PI_F 0x1.921fb6p+1f
+#define M_LN2_F 0x1.62e430p-1f
+#define M_LOG2E_F 0x1.715476p+0f
+#define M_SQRT2_F 0x1.6a09e6p+0f
+
+// Last, since C++ headers use some of these words: address spaces mean nothing to this compiler. Clang checks them
+// (labkit/kernels/address_spaces.py); the translation marks threadgroup arrays.
+#define kernel
 #define thread
 #define threadgroup
-#define kernel
+#define constant
+#define device
 #define coherent(scope)

@@ -8,14 +8,16 @@ namespace lk {
 
 struct Triple { uint32_t x, y, z; };
 
-// The attributes of one thread, by Metal's names.
+// The attributes of one thread, by Metal's names: of the grid, of its threadgroup, and its own.
 struct Attributes {
-  Triple thread_position_in_grid, thread_position_in_threadgroup, threadgroup_position_in_grid, threads_per_grid, grid_size,
-      grid_origin, threads_per_threadgroup, dispatch_threads_per_threadgroup, threadgroups_per_grid;
-  uint32_t thread_index_in_threadgroup, thread_index_in_simdgroup, simdgroup_index_in_threadgroup,
-      simdgroups_per_threadgroup, dispatch_simdgroups_per_threadgroup, thread_execution_width, threads_per_simdgroup,
-      thread_index_in_quadgroup, quadgroup_index_in_threadgroup, quadgroups_per_threadgroup,
-      dispatch_quadgroups_per_threadgroup;
+  Triple grid_size, grid_origin, threads_per_grid, threadgroups_per_grid;
+  Triple threadgroup_position_in_grid, threads_per_threadgroup, dispatch_threads_per_threadgroup;
+  uint32_t threads_per_simdgroup, thread_execution_width;
+  uint32_t simdgroups_per_threadgroup, quadgroups_per_threadgroup;
+  uint32_t dispatch_simdgroups_per_threadgroup, dispatch_quadgroups_per_threadgroup;
+  Triple thread_position_in_threadgroup, thread_position_in_grid;
+  uint32_t simdgroup_index_in_threadgroup, quadgroup_index_in_threadgroup;
+  uint32_t thread_index_in_threadgroup, thread_index_in_simdgroup, thread_index_in_quadgroup;
 };
 
 // Combines what the lanes of a simdgroup brought (64 bytes a lane) into one value, once for all lanes of `mask`.
