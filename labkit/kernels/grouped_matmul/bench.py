@@ -41,11 +41,11 @@ TILES = (
     (2048, 128, 3),
 )
 DECODE = (
-    (1, {"simds": 8, "unroll": 2}, {"simds": 8, "unroll": 4}),
-    (1, {"simds": 4, "unroll": 4}, {"simds": 4, "unroll": 4}),
-    (1, {"simds": 4, "unroll": 2}, {"simds": 16, "unroll": 2}),
-    (4, {"simds": 8, "unroll": 2}, {"simds": 8, "unroll": 4}),
-    (8, {"simds": 8, "unroll": 2}, {"simds": 8, "unroll": 4}),
+    (1, {"simds": 4, "unroll": 1}, {"simds": 6, "unroll": 1}),
+    (1, {"simds": 2, "unroll": 2}, {"simds": 4, "unroll": 2}),
+    (1, {"simds": 2, "unroll": 1}, {"simds": 8, "unroll": 1}),
+    (4, {"simds": 4, "unroll": 1}, {"simds": 6, "unroll": 1}),
+    (8, {"simds": 4, "unroll": 1}, {"simds": 6, "unroll": 1}),
 )
 
 # Predicted before any run: TFLOP/s of a tile of so many rows where each expert has enough.
@@ -143,32 +143,31 @@ def _decode(tokens, first_options, second_options, gate, up, down, quick) -> lis
     x = mx.random.normal((tokens, HIDDEN)).astype(mx.bfloat16)
     weights = mx.softmax(mx.random.normal((tokens, TOPK)), axis=-1)
     shared, factor = (mx.random.normal(s).astype(mx.bfloat16) for s in ((tokens, HIDDEN), (tokens,)))
-    firsts = [decode_gate_up_call(x, gate, up, mx.array(i), "tensor", **first_options) for i in sets]
-    hidden = DECODE_GATE_UP["tensor"](**firsts[0])[0]
-    seconds = [
-        decode_down_call(hidden, down, mx.array(i), weights, shared, factor, "tensor", **second_options) for i in sets
-    ]
+    indices = [mx.array(i) for i in sets]
+
+    def first(form: str, **options) -> list[dict]:
+        return [decode_gate_up_call(x, gate, up, i, form, **options) for i in indices]
+
+    def second(form: str, **options) -> list[dict]:
+        return [decode_down_call(hidden, down, i, weights, shared, factor, form, **options) for i in indices]
+
+    hidden = DECODE_GATE_UP["tensor"](**first("tensor")[0])[0]
     timing = {"launches": 128, "rounds": 3 if quick else 9}
     touched = sum(len(np.unique(i)) for i in sets) / len(sets) / EXPERTS
     work = 2 * tokens * TOPK * HIDDEN * INNER
     found = []
-    for name, kernels, calls, options, operations, nbytes in (
-        ("decode_gate_up", DECODE_GATE_UP, firsts, first_options, 2 * work, touched * (gate.nbytes + up.nbytes)),
-        ("decode_down", DECODE_DOWN, seconds, second_options, work, touched * down.nbytes),
+    for name, kernels, calls_of, options, operations, nbytes in (
+        ("decode_gate_up", DECODE_GATE_UP, first, first_options, 2 * work, touched * (gate.nbytes + up.nbytes)),
+        ("decode_down", DECODE_DOWN, second, second_options, work, touched * down.nbytes),
     ):
         for form in ("tensor",) if tokens > 1 else ("tensor", "plain"):
-            if form == "plain":
-                calls = [_plain(call) for call in calls]
+            options = options if form == "tensor" else {}  # the plain form takes its own
+            calls = calls_of(form, **options)
             time_ = attempt(name, partial(queued, [partial(kernels[form], **c) for c in calls], **timing))
             if time_:
                 label = {"shape": f"{tokens} tokens", "configuration": f"{form} {options}"}
                 found.append(_row(name, label, time_, operations, nbytes))
     return found
-
-
-def _plain(call: dict) -> dict:
-    """The same call for the plain form, which has no steps in flight to choose."""
-    return {**call, "template": [(n, v) for n, v in call["template"] if n != "UNROLL"]}
 
 
 def _baselines(gate, up) -> list[dict]:
