@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import shutil
 from pathlib import Path
 
-import numpy as np
+LARGE = 4 << 20  # bytes of a file that is read into large pages
 
 
 class FileSystem:
@@ -64,14 +65,15 @@ class FileSystem:
 
     def read(self, path: Path, limit: int = -1) -> bytes | memoryview:
         """The file's bytes, or its first `limit`."""
-        with path.open("rb", buffering=0) as file:
-            if limit >= 0:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if limit >= 0 or size < LARGE:
                 return file.read(limit)
-            # numpy's memory takes large pages where the system has them: new small ones cost more than the reading.
-            data, filled = memoryview(np.empty(os.fstat(file.fileno()).st_size, np.uint8)), 0
-            while filled < len(data) and (got := file.readinto(data[filled:])):
-                filled += got
-            return data[:filled].toreadonly()
+            # Large pages where the system has them: to touch new small ones costs more than the reading.
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                pages.madvise(mmap.MADV_HUGEPAGE)
+            return memoryview(pages)[: file.readinto(pages)].toreadonly()
 
     def free_bytes(self, folder: Path) -> int:
         """Bytes that the volume still takes."""

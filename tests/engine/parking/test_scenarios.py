@@ -100,8 +100,15 @@ def logits(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("sampling", [{"seed": 7}, SAMPLED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize(("model", "offsets"), [("hybrid", (5, 16, 52, 85)), ("trained", (2, 5, 11, 17))])
+@pytest.mark.parametrize(
+    ("model", "offsets", "sampling"),
+    [
+        pytest.param("hybrid", (5, 16, 52, 85), {"seed": 7}, id="random weights, greedy"),
+        pytest.param("hybrid", (5, 16, 52, 85), SAMPLED, id="random weights, seeded"),
+        pytest.param("trained", (2, 5, 11, 17), {"seed": 7}, id="tiny-hybrid, greedy", marks=pytest.mark.nightly),
+        pytest.param("trained", (2, 5, 11, 17), SAMPLED, id="tiny-hybrid, seeded"),
+    ],
+)
 def test_identity_after_four_forced_pauses(rig, request, logits, model, offsets, sampling):
     """Token for token and logit for logit, with no prefill and no new seed."""
     loaded = request.getfixturevalue(model)

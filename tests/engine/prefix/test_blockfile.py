@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.engine.prefix import blockfile
+from labkit.engine.prefix import blockfile, filesystem
 from labkit.engine.prefix.record import Record, Tensor
 
 
@@ -112,6 +112,16 @@ def test_a_header_alone_says_what_a_file_is():
     assert begin == len(head)
     with pytest.raises(blockfile.Damaged, match="bytes"):
         blockfile.read_header(head, len(data) - 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, filesystem.LARGE - 1, filesystem.LARGE, filesystem.LARGE + 4097])
+def test_a_file_is_read_whole_whatever_its_size(tmp_path, size):
+    path = tmp_path / "file"
+    path.write_bytes(random.Random(size).randbytes(size))
+    data = filesystem.FileSystem().read(path)
+    assert bytes(data) == path.read_bytes()
+    assert memoryview(data).readonly
+    assert bytes(filesystem.FileSystem().read(path, 10)) == path.read_bytes()[:10]
 
 
 def test_many_checksums_at_once_are_those_of_one_thread():
