@@ -56,15 +56,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
     arguments = parser.parse_args()
-    found: dict[str, Any] = {"conditions": conditions(arguments.commit), "rates": rates(), "expected": EXPECTED}
-    print(json.dumps(found["conditions"]), json.dumps(found["rates"]), flush=True)
+    found = conditions(arguments.commit) | {"rates": rates(), "expected": EXPECTED}
+    print(json.dumps(found), flush=True)
+    found |= {"failed": {}, "rows": []}
     for name in arguments.parts:
         try:
-            found[name] = globals()[name](found["rates"], arguments)
-            show(name, found[name])
+            rows = globals()[name](found["rates"], arguments)
+            show(name, rows)
+            found["rows"] += [{"part": name, **row} for row in rows]
         except Exception:
             traceback.print_exc()
-            found[name] = {"failed": traceback.format_exc(limit=1)}
+            found["failed"][name] = traceback.format_exc(limit=1)
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -72,7 +74,7 @@ def conditions(commit: str) -> dict[str, Any]:
     """What a figure depends on."""
     versions = {name: version(name) for name in ("mlx", "mlx-lm", "numba", "numpy")}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    threads = {"threads": all_workers().threads, "load_before": load}
+    threads = {"threads": all_workers().threads, "load_before": load, "date": time.strftime("%Y-%m-%d")}
     return {"device": this_device().name, "commit": commit, "python": platform.python_version(), **versions, **threads}
 
 
