@@ -5,7 +5,7 @@
 | `loop` | what Python calls: arrays and numbers |
 | `inner` | what loops take in, and nobody else calls |
 | `exact` | an `inner` whose arithmetic must not be regrouped |
-| `entry` | what loops call by its symbol: large, so that it is compiled once and not into each of them |
+| `entry` | what loops call by its symbol, and Python by `.call`: compiled once and not into each of them |
 
 Modules that use them import numba, which takes most of a second: import them where a CPU is about to compute, never at
 the top of a module that GPUs load too.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numba
 from llvmlite import binding, ir
@@ -30,7 +31,7 @@ from labkit.kernels.artefacts import ArtefactCache, content_key
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may become vectors, products with sums one instruction; NaN and infinities keep their meaning."""
 
-SOURCES = ("loops.py", "tiles.py", "vectors.py", "compiled.py")
+SOURCES = ("loops.py", "tiles.py", "vectors.py", "views.py", "compiled.py", "panels.py", "records.py", "stages.py")
 """Endings of the files whose functions are compiled into each other."""
 
 _BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -58,17 +59,34 @@ def _compiled(function: Callable, fastmath: set[str], **options: bool) -> Callab
 
 
 def entry(function: Callable) -> Callable:
-    """Compile a function of whole numbers (addresses, sizes) now. Loops call it, its code stays its own.
+    """Compile a function of whole numbers (addresses, sizes) now. Loops call it, its code stays its own; `.call` is the
+    same for Python, without its lock.
 
     A loop gives an array where an address is wanted: so the array lives until the call is over, which the one whose
     address alone was taken does not.
     """
-    count = len(inspect.signature(function).parameters)
-    signature = types.void(*[types.int64] * count)
-    with _own_cache() as cached:
-        compiled = numba.cfunc(signature, fastmath=FAST, error_model="numpy", cache=cached)(function)
-    symbol = f"labkit_{function.__name__}"
+    names = list(inspect.signature(function).parameters)
+    compiled = native_code(function)
+    symbol = f"labkit_{function.__module__.replace('.', '_')}_{function.__name__}"
     binding.add_symbol(symbol, compiled.address)
+
+    def called(builder, kind, arguments):
+        return cgutils.get_or_insert_function(builder.module, kind, symbol)
+
+    made = call_of(names, called)
+    made.call = compiled.ctypes
+    return made
+
+
+def native_code(function: Callable) -> Any:
+    """Compile a function of whole numbers for C: numba's object with its `address`, and `ctypes` to call it."""
+    signature = types.void(*[types.int64] * len(inspect.signature(function).parameters))
+    with _own_cache() as cached:
+        return numba.cfunc(signature, fastmath=FAST, error_model="numpy", cache=cached)(function)
+
+
+def call_of(names: list[str], called: Callable) -> Callable:
+    """What loops write to call native code. called(builder, function type, arguments): where the code is."""
 
     def number(context, builder, value, kind):
         if isinstance(kind, types.Array):
@@ -78,14 +96,14 @@ def entry(function: Callable) -> Callable:
 
     def generate(context, builder, signature, args):
         numbers = [number(context, builder, *pair) for pair in zip(args, signature.args, strict=True)]
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, symbol), numbers)
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * len(names))
+        builder.call(called(builder, kind, numbers), numbers)
         return context.get_dummy_value()
 
     def typed(context, *arguments):
         return types.void(*arguments), generate
 
-    return intrinsic(_with_arguments(typed, list(inspect.signature(function).parameters)))
+    return intrinsic(_with_arguments(typed, names))
 
 
 def _with_arguments(function: Callable, names: list[str]) -> Callable:

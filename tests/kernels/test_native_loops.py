@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.kernels.quantized_matmul import Packed
-from labkit.kernels.quantized_matmul.panels import WIDTH, Panels
+from labkit.kernels.quantized_matmul.panels import FORM, WIDTH, Panels
 from labkit.kernels.workers import Workers
 
 FORMS = {
@@ -24,12 +24,14 @@ FORMS = {
 
 
 def times(x: np.ndarray, panels: Panels, expert: int = 0) -> np.ndarray:
-    from labkit.models.hybrid.native.loops import head
+    from labkit.kernels.quantized_matmul.loops import ready
 
-    matrix = panels.describe()
-    matrix[0] += expert * matrix[-1]
+    matrix, place = panels.describe(), lambda array: array.ctypes.data
     y = np.full((x.shape[0], panels.outputs), np.nan, np.float32)
-    head(x, panels.data, matrix, y, 0, panels.outputs // WIDTH)
+    ready(matrix[FORM]).ctypes(
+        place(x), x.shape[1], x.shape[0], place(panels.data), place(matrix), expert, 0, panels.outputs // WIDTH,
+        place(y), panels.outputs,
+    )  # fmt: skip
     return y[:, : panels.n]
 
 
@@ -63,8 +65,8 @@ def test_rows_of_an_embedding(form):
     weights = FORMS[form](mx.random.normal((37, 128)))
     exact = np.array(weights.dequantize() if isinstance(weights, Packed) else weights.astype(mx.float32))
     panels, numbers = Panels.pack(weights), np.array([0, 36, 7, 8, 15, 16, 7])
-    rows = np.empty((numbers.size, 128), np.float32)
-    take_rows(numbers, panels.data, panels.describe(), rows)
+    rows, matrix = np.empty((numbers.size, 128), np.float32), panels.describe()
+    take_rows.call(numbers.ctypes.data, numbers.size, panels.data.ctypes.data, matrix.ctypes.data, rows.ctypes.data)
     np.testing.assert_allclose(rows, exact[numbers], atol=1e-6)
 
 

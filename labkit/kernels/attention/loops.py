@@ -6,12 +6,11 @@ What a query's result is depends on its own row's tokens alone, not on how many 
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
 
-from labkit.kernels.attention.tiles import COLUMNS, dots, weigh
-from labkit.kernels.compiled import entry, inner, loop
+from labkit.kernels.attention.tiles import dots, weigh
+from labkit.kernels.compiled import entry, inner
 from labkit.kernels.fused.loops import copy, exp, fill, gated, rms_norm
-from labkit.kernels.vectors import pointer
+from labkit.kernels.views import floats, whole_numbers
 
 KEYS = 64
 """Of a block."""
@@ -21,50 +20,29 @@ QUERIES = 32
 
 
 @inner
-def _scores(queries, size, keys, count, scores):
-    width = queries.shape[1]
-    q, q_row = queries.ctypes.data, queries.strides[0] // 4
-    k, k_row = keys.ctypes.data, keys.strides[0] // 4
-    out = scores.ctypes.data
-    j = 0
-    while j + 2 <= count:
-        at, to = k + 4 * j * k_row, out + 4 * j
+def _scores(q, size, k, width, count, out):
+    """out [4, KEYS] = q k^T for `size` rows, four or one, and `count` keys."""
+    whole = count // 2 * 2 if size == 4 else 0
+    for j in range(0, whole, 2):
+        dots(4, 2, q, width, k + 4 * j * width, width, width, out + 4 * j, KEYS)
+    for j in range(whole, count):
         if size == 4:
-            dots(4, 2, q, q_row, at, k_row, width, to, KEYS)
-        elif size == 2:
-            dots(2, 2, q, q_row, at, k_row, width, to, KEYS)
+            dots(4, 1, q, width, k + 4 * j * width, width, width, out + 4 * j, KEYS)
         else:
-            dots(1, 2, q, q_row, at, k_row, width, to, KEYS)
-        j += 2
-    if j < count:
-        at, to = k + 4 * j * k_row, out + 4 * j
-        if size == 4:
-            dots(4, 1, q, q_row, at, k_row, width, to, KEYS)
-        elif size == 2:
-            dots(2, 1, q, q_row, at, k_row, width, to, KEYS)
-        else:
-            dots(1, 1, q, q_row, at, k_row, width, to, KEYS)
+            dots(1, 1, q, width, k + 4 * j * width, width, width, out + 4 * j, KEYS)
 
 
 @inner
-def _weigh(weights, faded, size, values, count, out):
-    width, whole = out.shape[1], out.shape[1] // COLUMNS * COLUMNS
-    w, f = weights.ctypes.data, faded.ctypes.data
-    v, v_row = values.ctypes.data, values.strides[0] // 4
-    o, o_row = out.ctypes.data, out.strides[0] // 4
-    for c in range(0, whole, COLUMNS):
+def _weigh(weights, size, v, width, count, out):
+    """out [size, width] += weights^T v for `count` keys. weights: [count, size]."""
+    whole = count // 4 * 4 if size == 4 else 0
+    for j in range(0, whole, 4):
+        weigh(4, 4, weights + 16 * j, v + 4 * j * width, width, width, out, width)
+    for j in range(whole, count):
         if size == 4:
-            weigh(4, w, f, v + 4 * c, v_row, count, o + 4 * c, o_row)
-        elif size == 2:
-            weigh(2, w, f, v + 4 * c, v_row, count, o + 4 * c, o_row)
+            weigh(4, 1, weights + 16 * j, v + 4 * j * width, width, width, out, width)
         else:
-            weigh(1, w, f, v + 4 * c, v_row, count, o + 4 * c, o_row)
-    for m in range(size):
-        for c in range(whole, width):
-            value = out[m, c] * faded[m]
-            for j in range(count):
-                value += weights[j * size + m] * values[j, c]
-            out[m, c] = value
+            weigh(1, 1, weights + 4 * j, v + 4 * j * width, width, width, out, width)
 
 
 @entry
@@ -76,54 +54,47 @@ def attend(q, rows, width, k, v, first, column, count, scale, y):
         first: the row's first column. column: that of the first query's own key.
         scale: of [1].
     """
-    end, factor = column + count, carray(pointer(scale), (1,), np.float32)[0]
-    queries, out = carray(pointer(q), (rows, width), np.float32), carray(pointer(y), (rows, width), np.float32)
-    keys, values = carray(pointer(k), (end, width), np.float32), carray(pointer(v), (end, width), np.float32)
-    group = rows // count
+    end, factor = column + count, floats(scale, 1)[0]
+    group, out = rows // count, floats(y, rows * width)
     largest, total = np.empty(rows, np.float32), np.zeros(rows, np.float32)
     fill(largest, np.float32(-np.inf))
-    for m in range(rows):
-        fill(out[m], np.float32(0))
-    scores, weights = np.empty((4, KEYS), np.float32), np.empty(4 * KEYS, np.float32)
-    faded, row_weights = np.empty(4, np.float32), np.empty(KEYS, np.float32)
+    fill(out, np.float32(0))
+    scores, weights, here = np.empty(4 * KEYS, np.float32), np.empty(4 * KEYS, np.float32), np.empty(KEYS, np.float32)
     for begin in range(first, end, KEYS):
         present = min(end - begin, KEYS)
         m = max(0, begin - column) * group
         while m < rows:
-            size = min(4, rows - m)
-            size = size if size != 3 else 2
+            size = 4 if rows - m >= 4 else 1
             # The last of these queries sees the most.
             seen = min(present, column + (m + size - 1) // group - begin + 1)
-            _scores(queries[m:], size, keys[begin:], seen, scores)
+            at = 4 * m * width
+            _scores(q + at, size, k + 4 * begin * width, width, seen, scores.ctypes.data)
             for row in range(size):
-                visible = min(present, column + (m + row) // group - begin + 1)
-                if visible <= 0:
-                    faded[row] = np.float32(1)
-                    for j in range(seen):
-                        weights[j * size + row] = np.float32(0)
-                    continue
-                top = largest[m + row]
+                visible = max(0, min(present, column + (m + row) // group - begin + 1))
+                top, sum_of_weights = largest[m + row], np.float32(0)
                 for j in range(visible):
-                    scores[row, j] *= factor
+                    here[j] = scores[row * KEYS + j] * factor
                 for j in range(visible):
-                    top = max(top, scores[row, j])
-                sum_of_weights = np.float32(0)
+                    top = max(top, here[j])
                 for j in range(visible):
-                    row_weights[j] = exp(scores[row, j] - top)
+                    here[j] = exp(here[j] - top)
                 for j in range(visible):
-                    sum_of_weights += row_weights[j]
-                faded[row] = exp(largest[m + row] - top)
-                total[m + row] = total[m + row] * faded[row] + sum_of_weights
-                largest[m + row] = top
+                    sum_of_weights += here[j]
+                if visible:
+                    faded = exp(largest[m + row] - top)
+                    total[m + row] = total[m + row] * faded + sum_of_weights
+                    largest[m + row] = top
+                    for i in range((m + row) * width, (m + row + 1) * width):
+                        out[i] *= faded
                 for j in range(visible):
-                    weights[j * size + row] = row_weights[j]
+                    weights[j * size + row] = here[j]
                 for j in range(visible, seen):
                     weights[j * size + row] = np.float32(0)
-            _weigh(weights, faded, size, values[begin:], seen, out[m:])
+            _weigh(weights.ctypes.data, size, v + 4 * begin * width, width, seen, y + at)
             m += size
     for m in range(rows):
-        for i in range(width):
-            out[m, i] /= total[m]
+        for i in range(m * width, (m + 1) * width):
+            out[i] /= total[m]
 
 
 @inner
@@ -141,64 +112,65 @@ def norm_and_rotate(x, weight, eps, cosines, sines, out):
         out[i + half] = a * sines[i] + b * cosines[i]
 
 
-@loop
-def attention_inputs(inputs, q_norm, k_norm, eps, cosines, sines, heads, rows, columns, keys, values, begin, end):
-    """Norm and rotate the queries in place, write keys and values into their buffers.
+@inner
+def attention_inputs(
+    inputs, columns, q_norm, k_norm, eps, cosines, sines, half, hq, hkv, width, starts, row_of, column, keys, values,
+    capacity, begin, end,
+):  # fmt: skip
+    """Norm and rotate the queries in place, write keys and values into their buffers, for tokens `begin` to `end`.
 
-    Args:
-        inputs: [T, q gates k v], as projected: query and gate of head 0, of head 1, ..., keys, values.
-        heads: (query heads, key-value heads). cosines, sines: [T, half].
-        rows, columns: int64 [T], where a token's key goes. keys, values: [B, HKV, S, D].
-        begin, end: the tokens to work on.
+    Args (addresses of float32, but for sizes, eps and the int64 of `starts`, `row_of` and `column`):
+        inputs, columns: [T, columns], as projected: query and gate of head 0, of head 1, ..., keys, values.
+        q_norm, k_norm: [width]. cosines, sines: [T, half].
+        hq, hkv, width: query heads, key-value heads, values of a head.
+        starts: [B + 1], the rows' first tokens. row_of: [T]. column: [B], where the key of a row's first token goes.
+        keys, values: [B, hkv, capacity, width].
     """
-    hq, hkv = heads
-    width = keys.shape[3]
+    rows, q_weight, k_weight = whole_numbers(row_of, end), floats(q_norm, width), floats(k_norm, width)
     for t in range(begin, end):
+        row, x = rows[t], inputs + 4 * columns * t
+        cos, sin = floats(cosines + 4 * half * t, half), floats(sines + 4 * half * t, half)
         for h in range(hq):
-            q = inputs[t, 2 * h * width : (2 * h + 1) * width]
-            norm_and_rotate(q, q_norm, eps, cosines[t], sines[t], q)
+            query = floats(x + 8 * h * width, width)
+            norm_and_rotate(query, q_weight, eps, cos, sin, query)
+        place = whole_numbers(column, row + 1)[row] + t - whole_numbers(starts, row + 1)[row]
         for h in range(hkv):
-            at = (2 * hq + h) * width
-            to = keys[rows[t], h, columns[t]]
-            norm_and_rotate(inputs[t, at : at + width], k_norm, eps, cosines[t], sines[t], to)
-            at += hkv * width
-            copy(inputs[t, at : at + width], values[rows[t], h, columns[t]])
+            key, to = x + 4 * (2 * hq + h) * width, 4 * ((row * hkv + h) * capacity + place) * width
+            norm_and_rotate(floats(key, width), k_weight, eps, cos, sin, floats(keys + to, width))
+            copy(floats(key + 4 * hkv * width, width), floats(values + to, width))
 
 
-BLOCK_FIELDS = 6
-ROW, HEAD, FIRST, COLUMN, BEGIN, COUNT = range(BLOCK_FIELDS)
-"""Of a block of queries: its row and key-value head, the row's first column, the first query's own column, its place
-among all tokens, how many tokens."""
+BLOCK_FIELDS = 4
+ROW, HEAD, BEGIN, COUNT = range(BLOCK_FIELDS)
+"""Of a block of queries: its row and key-value head, its first token, how many tokens."""
 
 
-@loop
-def attention_blocks(inputs, keys, values, heads, scale, blocks, out, begin, end):
+@inner
+def attention_blocks(
+    inputs, columns, keys, values, capacity, hq, hkv, width, scale, blocks, starts, first, column, out, begin, end
+):
     """Attention of blocks `begin` to `end` of consecutive tokens, gated.
 
-    Args:
-        inputs: after `attention_inputs`. blocks: int64 [n, BLOCK_FIELDS].
-        out: [T, HQ D].
+    Args (besides those of `attention_inputs`, which was called before):
+        scale: address of float32 [1]. blocks: of int64 [n, BLOCK_FIELDS].
+        first: address of int64 [B], each row's first column in use.
+        out: address of float32 [T, hq width].
     """
-    hq, hkv = heads
-    group, width = hq // hkv, keys.shape[3]
-    scales = np.empty(1, np.float32)
-    scales[0] = scale
+    group = hq // hkv
+    queries = np.empty(QUERIES * group * width, np.float32)
+    result = np.empty(QUERIES * group * width, np.float32)
     for number in range(begin, end):
-        row, head, at, count = (
-            blocks[number, ROW], blocks[number, HEAD], blocks[number, BEGIN], blocks[number, COUNT]
-        )  # fmt: skip
-        rows = count * group
-        queries, result = np.empty((rows, width), np.float32), np.empty((rows, width), np.float32)
-        for t in range(count):
-            for g in range(group):
-                c = 2 * (head * group + g) * width
-                copy(inputs[at + t, c : c + width], queries[t * group + g])
-        attend(
-            queries, rows, width, keys[row, head], values[row, head], blocks[number, FIRST], blocks[number, COLUMN],
-            count, scales, result,
-        )  # fmt: skip
-        for t in range(count):
-            for g in range(group):
-                h = head * group + g
-                gate = inputs[at + t, (2 * h + 1) * width : (2 * h + 2) * width]
-                gated(result[t * group + g], gate, out[at + t, h * width : (h + 1) * width])
+        block = whole_numbers(blocks + 8 * BLOCK_FIELDS * number, BLOCK_FIELDS)
+        row, head, at, count = block[ROW], block[HEAD], block[BEGIN], block[COUNT]
+        for i in range(count * group):
+            x = inputs + 4 * (columns * (at + i // group) + 2 * (head * group + i % group) * width)
+            copy(floats(x, width), floats(queries.ctypes.data + 4 * i * width, width))
+        buffer = 4 * (row * hkv + head) * capacity * width
+        own = whole_numbers(column, row + 1)[row] + at - whole_numbers(starts, row + 1)[row]
+        start = whole_numbers(first, row + 1)[row]
+        attend(queries, count * group, width, keys + buffer, values + buffer, start, own, count, scale, result)
+        for i in range(count * group):
+            h = head * group + i % group
+            gate = floats(inputs + 4 * (columns * (at + i // group) + (2 * h + 1) * width), width)
+            to = floats(out + 4 * ((at + i // group) * hq + h) * width, width)
+            gated(floats(result.ctypes.data + 4 * i * width, width), gate, to)

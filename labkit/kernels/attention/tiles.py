@@ -7,9 +7,6 @@ from numba.extending import intrinsic
 
 from labkit.kernels.vectors import FLOAT, FLOATS, LANES, Emitter
 
-COLUMNS = 16
-"""Values of a head that `weigh` takes at a time."""
-
 
 @intrinsic(prefer_literal=True)
 def dots(context, rows, keys, query, query_row, key, key_row, width, out, out_row):
@@ -46,38 +43,34 @@ def _dots(e: Emitter, m: int, n: int, query, query_row, key, key_row, width, out
 
 
 @intrinsic(prefer_literal=True)
-def weigh(context, rows, weights, faded, value, value_row, count, out, out_row):
-    """out[rows, 16] = faded[rows] out + weights^T value.
+def weigh(context, rows, keys, weights, value, value_row, width, out, out_row):
+    """out[rows, width] += weights^T value, the keys added in their order.
+
+    Whole rows of values pass from front to back, as memory likes it, while the results stay in the first-level cache.
 
     Args:
-        rows: literal. weights: address of [count, rows]. faded: of [rows].
-        value, out: addresses of [count, 16] and [rows, 16]; `_row` the floats from row to row.
+        rows, keys: literal. width: a multiple of eight.
+        weights: address of [keys, rows].
+        value, out: addresses of [keys, width] and [rows, width]; `_row` the floats from row to row.
     """
-    m = rows.literal_value
-    signature = types.void(rows, *[types.intp] * 7)
+    m, n = rows.literal_value, keys.literal_value
+    signature = types.void(rows, keys, *[types.intp] * 6)
 
     def generate(context, builder, signature, args):
-        _weigh(Emitter(builder), m, *args[1:])
+        _weigh(Emitter(builder), m, n, *args[2:])
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _weigh(e: Emitter, m: int, weights, faded, value, value_row, count, out, out_row) -> None:
-    halves = range(COLUMNS // LANES)
-    starts = [e.at(out, (row, e.builder.mul(out_row, e.long(4)))) for row in range(m)]
-    sums = {}
-    for row, start in enumerate(starts):
-        kept = e.spread(e.load(e.at(faded, (row, 4)), FLOAT))
-        for half in halves:
-            before = e.load(e.at(start, (half, 4 * LANES)), FLOATS)
-            sums[row, half] = e.register(e.builder.fmul(kept, before))
-    with e.loop(count) as step:
-        here = e.at(value, (step, e.builder.mul(value_row, e.long(4))))
-        v = [e.load(e.at(here, (half, 4 * LANES)), FLOATS) for half in halves]
-        for row in range(m):
-            w = e.spread(e.load(e.at(weights, (step, 4 * m), (row, 4)), FLOAT))
-            for half in halves:
-                sums[row, half].set(e.fma(w, v[half], sums[row, half].get()))
-    for (row, half), register in sums.items():
-        e.store(register.get(), e.at(starts[row], (half, 4 * LANES)))
+def _weigh(e: Emitter, m: int, n: int, weights, value, value_row, width, out, out_row) -> None:
+    values = [e.at(value, (key, e.builder.mul(value_row, e.long(4)))) for key in range(n)]
+    results = [e.at(out, (row, e.builder.mul(out_row, e.long(4)))) for row in range(m)]
+    with e.loop(e.builder.udiv(width, e.long(LANES))) as step:
+        vs = [e.load(e.at(start, (step, 4 * LANES)), FLOATS) for start in values]
+        for row, start in enumerate(results):
+            place = e.at(start, (step, 4 * LANES))
+            total = e.load(place, FLOATS)
+            for key, v in enumerate(vs):
+                total = e.fma(e.spread(e.load(e.at(weights, (key, 4 * m), (row, 4)), FLOAT)), v, total)
+            e.store(total, place)

@@ -11,8 +11,9 @@ from numba import carray
 
 from labkit.kernels.compiled import entry, inner, loop
 from labkit.kernels.fused.loops import copy, fill, scale_to, sigmoid
-from labkit.kernels.gated_delta.tiles import ROWS, turn
+from labkit.kernels.gated_delta.tiles import ROWS, look, turn
 from labkit.kernels.vectors import pointer
+from labkit.kernels.views import floats, whole_numbers
 
 BLOCK = 16
 """Tokens whose queries, keys and values are at hand together."""
@@ -33,21 +34,16 @@ def scan_block(state, dv, dk, q, k, v, decay, beta, count, y):
     decays, betas = carray(pointer(decay), (count,), np.float32), carray(pointer(beta), (count,), np.float32)
     change, seen, read = np.empty(ROWS, np.float32), np.empty(ROWS, np.float32), np.empty(ROWS, np.float32)
     for d in range(0, dv, ROWS):
-        # The first turn changes nothing, without decay and change: it only reads what the first key finds.
-        fill(change, np.float32(0))
-        fade, at = np.float32(1), 0
-        for t in range(-1, count):
-            if t >= 0:
-                fade, at = decays[t], 4 * dk * t
-                for row in range(ROWS):
-                    change[row] = betas[t] * (values[t, d + row] - fade * seen[row])
+        look(state + 4 * dk * d, k, seen.ctypes.data, dk)
+        for t in range(count):
+            for row in range(ROWS):
+                change[row] = betas[t] * (values[t, d + row] - decays[t] * seen[row])
             turn(
-                state + 4 * dk * d, k + at, q + at, k + 4 * dk * (t + 1), fade, change.ctypes.data, seen.ctypes.data,
-                read.ctypes.data, dk,
+                state + 4 * dk * d, k + 4 * dk * t, q + 4 * dk * t, k + 4 * dk * (t + 1), decays[t],
+                change.ctypes.data, seen.ctypes.data, read.ctypes.data, dk,
             )  # fmt: skip
-            if t >= 0:
-                for row in range(ROWS):
-                    out[t, d + row] = read[row]
+            for row in range(ROWS):
+                out[t, d + row] = read[row]
 
 
 @loop
@@ -109,46 +105,58 @@ def decay_of(a, a_log, dt_bias):
 
 
 @inner
-def mixer_head(
-    inputs, tail, state, conv, a_log, dt_bias, norm, eps, heads, first, last, row, group, recorded, states, out
-):
-    """The mixer of one row between its projections, for one key head and the value heads that share it.
+def mixer_heads(
+    inputs, columns, tail, state, conv, a_log, dt_bias, norm, eps, hk, hv, dk, dv, starts, recorded, states, out,
+    begin, end,
+):  # fmt: skip
+    """The mixer between its projections, for the tasks `begin` to `end`: task row HK + g is key head g of a row and the
+    value heads that share it.
 
-    Args:
-        inputs: [T, q k v z a b], as projected. tail: [B, 3, channels]. state: [B, HV, DV, DK], updated.
-        conv: [4, channels]. a_log, dt_bias: [HV]. norm: [DV]. heads: (HK, HV).
-        first, last: the row's tokens. row, group: which row, which key head.
-        recorded: whether `states` [B, tokens, HV, DV, DK] takes the state after each token.
+    Args (addresses of float32, but for sizes, `starts` and eps):
+        inputs, columns: [T, columns], q k v z a b as projected. tail: [B, 3, channels].
+        state: [B, HV, DV, DK], updated. conv: [4, channels]. a_log, dt_bias: [HV]. norm: [DV]. eps: float32.
+        starts: address of int64 [B + 1], the rows' first tokens.
+        recorded, states: of how many tokens of a row `states` [B, tokens, HV, DV, DK] takes the state after each; or 0.
         out: [T, HV DV].
     """
-    hk, hv = heads
-    dv, dk = state.shape[2:]
-    share, channels = hv // hk, 2 * hk * dk + hv * dv
-    z, a = channels, channels + hv * dv
+    share, channels, head = hv // hk, 2 * hk * dk + hv * dv, 4 * dv * dk
     size = 1 if recorded else BLOCK
     queries, keys = np.zeros((size, dk), np.float32), np.zeros((size + 1, dk), np.float32)
     values, y = np.empty((size, dv), np.float32), np.empty((size, dv), np.float32)
     decays, betas = np.empty(size, np.float32), np.empty(size, np.float32)
-    x, x_row = inputs[first:], inputs.shape[1]
-    for begin in range(first, last, size):
-        count, behind = min(last - begin, size), begin - first
-        for c, to in ((group * dk, queries), ((hk + group) * dk, keys)):
-            convolve(x[:, c:], x_row, tail[row, :, c:], channels, conv[:, c:], behind, count, dk, to)
-        for t in range(count):
-            scale_to(queries[t], np.float32(1) / np.sqrt(np.float32(dk)))
-            scale_to(keys[t], np.float32(1))
-        for h in range(group * share, (group + 1) * share):
-            c = 2 * hk * dk + h * dv
-            convolve(x[:, c:], x_row, tail[row, :, c:], channels, conv[:, c:], behind, count, dv, values)
+    first_tokens = whole_numbers(starts, (end - 1) // hk + 2)
+    for task in range(begin, end):
+        row, group = task // hk, task % hk
+        first, last = first_tokens[row], first_tokens[row + 1]
+        x, before = inputs + 4 * columns * first, tail + 4 * row * (TAPS - 1) * channels
+        for at in range(first, last, size):
+            count, behind = min(last - at, size), at - first
+            convolve_at(x, columns, before, channels, conv, group * dk, behind, count, dk, queries)
+            convolve_at(x, columns, before, channels, conv, (hk + group) * dk, behind, count, dk, keys)
             for t in range(count):
-                decays[t] = decay_of(inputs[begin + t, a + h], a_log[h], dt_bias[h])
-                betas[t] = sigmoid(inputs[begin + t, a + hv + h])
-            scan_block(state[row, h], dv, dk, queries, keys, values, decays, betas, count, y)
-            if recorded:
-                for d in range(dv):
-                    copy(state[row, h, d], states[row, behind, h, d])
-            for t in range(count):
-                gated_norm(y[t], inputs[begin + t, z + h * dv :], norm, eps, out[begin + t, h * dv :])
+                scale_to(queries[t], np.float32(1) / np.sqrt(np.float32(dk)))
+                scale_to(keys[t], np.float32(1))
+            for h in range(group * share, (group + 1) * share):
+                convolve_at(x, columns, before, channels, conv, 2 * hk * dk + h * dv, behind, count, dv, values)
+                for t in range(count):
+                    gates = floats(x + 4 * (columns * (behind + t) + channels + hv * dv), 2 * hv)
+                    decays[t] = decay_of(gates[h], floats(a_log, hv)[h], floats(dt_bias, hv)[h])
+                    betas[t] = sigmoid(gates[hv + h])
+                here = state + (row * hv + h) * head
+                scan_block(here, dv, dk, queries, keys, values, decays, betas, count, y)
+                if recorded:
+                    copy(floats(here, dv * dk), floats(states + ((row * recorded + behind) * hv + h) * head, dv * dk))
+                for t in range(count):
+                    gate = floats(x + 4 * (columns * (behind + t) + channels + h * dv), dv)
+                    to = floats(out + 4 * ((at + t) * hv + h) * dv, dv)
+                    gated_norm(y[t], gate, floats(norm, dv), eps, to)
+
+
+@inner
+def convolve_at(x, columns, tail, channels, conv, channel, begin, count, width, out):
+    """`convolve` for `width` channels from `channel` on."""
+    at = 4 * channel
+    convolve(x + at, columns, tail + at, channels, conv + at, begin, count, width, out)
 
 
 @inner
@@ -162,33 +170,35 @@ def gated_norm(y, gate, weight, eps, out):
         out[i] = y[i] * factor * weight[i] * gate[i] * sigmoid(gate[i])
 
 
+@inner
+def tail_after(inputs, columns, tail, channels, count, after):
+    """The last three tokens as the convolution sees them, once `count` of a row have passed -> after [3, channels].
+
+    Args: addresses of float32, but for sizes. inputs: the row's first token. tail: those before it, [3, channels]; may
+    be `after` itself.
+    """
+    for i in range(TAPS - 1):
+        at = count - (TAPS - 1) + i
+        source = inputs + 4 * columns * at if at >= 0 else tail + 4 * channels * (at + TAPS - 1)
+        copy(floats(source, channels), floats(after + 4 * channels * i, channels))
+
+
 @loop
-def mixer_heads(inputs, tail, state, conv, a_log, dt_bias, norm, eps, heads, starts, recorded, states, out, begin, end):
-    """`mixer_head` for the tasks `begin` to `end`: task row HK + g is key head g of a row.
+def step_rows(inputs, tail, state, conv, a_log, dt_bias, norm, eps, key_heads, starts, recorded, states, out, after):
+    """`mixer_heads` for all heads of all rows, and the tails once each row's tokens have passed -> after.
 
     Args:
-        starts: int64 [B + 1], the rows' first tokens.
+        inputs: [T, q k v z a b]. tail, after: [B, 3, channels]. state: [B, HV, DV, DK], updated. starts: int64 [B + 1].
+        recorded: tokens of a row whose states are wanted in `states`. out: [T, HV DV]. The others as for `mixer_heads`.
     """
-    for task in range(begin, end):
-        row, group = task // heads[0], task % heads[0]
-        mixer_head(
-            inputs, tail, state, conv, a_log, dt_bias, norm, eps, heads, starts[row], starts[row + 1], row, group,
-            recorded, states, out,
-        )  # fmt: skip
-
-
-@inner
-def tail_after(inputs, tail, first, last, after):
-    """The last three tokens as the convolution sees them -> after [3, channels]. tail: those before, [3, channels]."""
-    for i in range(TAPS - 1):
-        at = last - (TAPS - 1) + i
-        source = inputs[at] if at >= first else tail[at - first + TAPS - 1]
-        copy(source[: after.shape[1]], after[i])
-
-
-@loop
-def tails_after(inputs, tail, starts, count, after):
-    """The tails once `count` tokens of each row (at most those that it has) have passed -> after [B, 3, channels]."""
-    for row in range(tail.shape[0]):
-        last = min(starts[row] + count, starts[row + 1])
-        tail_after(inputs, tail[row], starts[row], last, after[row])
+    rows, hv, dv, dk = state.shape
+    columns, channels = inputs.shape[1], tail.shape[2]
+    mixer_heads(
+        inputs.ctypes.data, columns, tail.ctypes.data, state.ctypes.data, conv.ctypes.data, a_log.ctypes.data,
+        dt_bias.ctypes.data, norm.ctypes.data, eps, key_heads, hv, dk, dv, starts.ctypes.data, recorded,
+        states.ctypes.data, out.ctypes.data, 0, rows * key_heads,
+    )  # fmt: skip
+    for row in range(rows):
+        at, offset = inputs.ctypes.data + 4 * columns * starts[row], 4 * row * (TAPS - 1) * channels
+        count = starts[row + 1] - starts[row]
+        tail_after(at, columns, tail.ctypes.data + offset, channels, count, after.ctypes.data + offset)

@@ -35,14 +35,14 @@ def scan(launch: Launch) -> list[mx.array]:
 
 def step(launch: Launch) -> list[mx.array]:
     """`decode_step` in one pass over the heads; nothing is rounded between its parts."""
-    from labkit.kernels.gated_delta.loops import mixer_heads, tails_after
+    from labkit.kernels.gated_delta.loops import step_rows
 
     qkv, a, b, z, tail, state, weight, a_log, dt_bias, norm_weight = (_numpy(x) for x in launch.inputs[:10])
     batch, length = qkv.shape[:2]
     template = dict(launch.template)
     limits, eps = _limits(launch.inputs[10], length), np.float32(launch.inputs[11].item())
     tokens = np.concatenate([part.reshape(batch * length, -1) for part in (qkv, z, a, b)], axis=1)
-    heads, wide = (template["HK"], template["HV"]), template["HV"] * template["DV"]
+    heads, wide = template["HK"], template["HV"] * template["DV"]
     conv, after, new = np.ascontiguousarray(weight.T), tail.copy(), np.array(state)
     each = np.repeat(state[:, None], length, axis=1) if template["EACH"] else np.empty((batch, 0, *state.shape[1:]))
     out = np.zeros((batch * length, wide), np.float32)
@@ -50,21 +50,15 @@ def step(launch: Launch) -> list[mx.array]:
         if first == last:
             continue
         # A row of its own: its tokens lie together, whatever its neighbours' spans are.
-        part = slice(row * length + first, row * length + last)
-        starts, one, mixed = (
-            np.array([0, last - first]),
-            slice(row, row + 1),
-            np.empty((last - first, wide), np.float32),
-        )
-        recorded = np.empty((1, last - first if each.size else 0, *state.shape[1:]), np.float32)
-        mixer_heads(
-            tokens[part], tail[one], new[one], conv, a_log, dt_bias, norm_weight, eps, heads, starts, each.size > 0,
-            recorded, mixed, 0, heads[0],
+        part, one, count = slice(row * length + first, row * length + last), slice(row, row + 1), last - first
+        recorded = count if each.size else 0
+        states = np.empty((1, recorded, *state.shape[1:]), np.float32)
+        step_rows(
+            tokens[part], np.ascontiguousarray(tail[one]), new[one], conv, a_log, dt_bias, norm_weight, eps, heads,
+            np.array([0, count]), recorded, states, out[part], after[one],
         )  # fmt: skip
-        tails_after(tokens[part], tail[one], starts, length, after[one])
-        out[part] = mixed
         if each.size:
-            each[row, first:last], each[row, last:] = recorded[0], recorded[0, -1]
+            each[row, first:last], each[row, last:] = states[0], states[0, -1]
     dtypes = launch.output_dtypes
     return [
         mx.array(out.reshape(batch, length, template["HV"], -1)).astype(dtypes[0]),

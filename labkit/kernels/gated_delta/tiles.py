@@ -29,6 +29,26 @@ def turn(context, state, key, query, next_key, decay, change, seen, out, dk):
     return signature, generate
 
 
+@intrinsic
+def look(context, state, key, seen, dk):
+    """seen = state key, for `ROWS` rows: what `turn` finds under its next key, in the same order of additions."""
+    signature = types.void(*[types.intp] * 4)
+
+    def generate(context, builder, signature, args):
+        e, (state, key, seen, dk) = Emitter(builder), args
+        sums = [e.register(e.zero()) for _ in range(ROWS)]
+        with e.loop(builder.udiv(dk, e.long(LANES))) as step:
+            k = e.load(e.at(key, (step, 4 * LANES)), FLOATS)
+            for row, total in enumerate(sums):
+                s = e.load(e.at(state, (builder.mul(dk, e.long(row)), 4), (step, 4 * LANES)), FLOATS)
+                total.set(e.fma(s, k, total.get()))
+        for row, total in enumerate(sums):
+            e.store(e.total(total.get()), e.at(seen, (row, 4)))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 def _write(e: Emitter, state, key, query, next_key, decay, change, seen, out, dk) -> None:
     rows = range(ROWS)
     decays = e.spread(decay)

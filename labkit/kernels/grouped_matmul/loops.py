@@ -4,56 +4,68 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.kernels.compiled import inner, loop
+from labkit.kernels.compiled import inner
 from labkit.kernels.fused.loops import copy, fill, swiglu
 from labkit.kernels.quantized_matmul.loops import product
-from labkit.kernels.quantized_matmul.panels import OUTPUTS, WIDTH
+from labkit.kernels.quantized_matmul.panels import FIELDS, OUTPUTS, WIDTH
+from labkit.kernels.views import floats, whole_numbers
 
 ROWS = 96
 """Of one expert at a time."""
 
 
 @inner
-def expert_rows(x, weights, gate, up, down, expert, order, first, last, out):
-    """down(silu(gate x) up x) for the rows of one expert.
+def mlp(x, x_row, rows, weights, gate, up, down, expert, hidden, out, out_row):
+    """out = down(silu(gate x) up x) for some rows.
+
+    Args (addresses, but for sizes and the number of the expert):
+        x, x_row, rows: float32 rows, floats from row to row, how many. weights: the arena.
+        gate, up, down: int64 [FIELDS], matrices of one or several experts.
+        hidden: float32 [rows 2 outputs of gate], an array, as room. out, out_row: as for x, whole panels wide.
+    """
+    wide, room = whole_numbers(gate, FIELDS)[OUTPUTS], hidden.ctypes.data
+    panels, last = wide // WIDTH, whole_numbers(down, FIELDS)[OUTPUTS] // WIDTH
+    product(x, x_row, rows, weights, gate, expert, 0, panels, room, 2 * wide)
+    product(x, x_row, rows, weights, up, expert, 0, panels, room + 4 * wide, 2 * wide)
+    for m in range(rows):
+        at = room + 8 * m * wide
+        swiglu(floats(at, wide), floats(at + 4 * wide, wide))
+    product(room, 2 * wide, rows, weights, down, expert, 0, last, out, out_row)
+
+
+@inner
+def experts(x, width, weights, gate, up, down, blocks, order, out, out_row, begin, end):
+    """`mlp` for the blocks `begin` to `end`, each some rows of one expert.
+
+    Args (besides those of `mlp`):
+        x: address of [T, width]. blocks: of int64 [n, 3], each an expert, its first and last row.
+        order: of int64 [assignments], the token of each. out: of [assignments, out_row].
+    """
+    rows = np.empty(ROWS * width, np.float32)
+    hidden = np.empty(ROWS * 2 * whole_numbers(gate, FIELDS)[OUTPUTS], np.float32)
+    for i in range(begin, end):
+        block = whole_numbers(blocks + 24 * i, 3)
+        for first in range(block[1], block[2], ROWS):
+            count = min(block[2] - first, ROWS)
+            tokens = whole_numbers(order + 8 * first, count)
+            for m in range(count):
+                copy(floats(x + 4 * tokens[m] * width, width), floats(rows.ctypes.data + 4 * m * width, width))
+            to = out + 4 * first * out_row
+            mlp(rows.ctypes.data, width, count, weights, gate, up, down, block[0], hidden, to, out_row)
+
+
+@inner
+def combine(products, row, places, weights, x):
+    """x += the sum of weights[k] products[places[k]], for one token.
 
     Args:
-        x: [T, D]. weights: uint8, the arena. gate, up, down: int64 [FIELDS], matrices for each expert.
-        order: int32, the token of each assignment; `first` to `last` are this expert's.
-        out: [assignments, D padded].
+        products, row: address of float32 rows, floats from row to row. places: int64 [K]. weights: float32. x: [D].
     """
-    width = gate[OUTPUTS]
-    count = min(last - first, ROWS)
-    rows, hidden = np.empty((count, x.shape[1]), np.float32), np.empty((count, 2 * width), np.float32)
-    row, panels = 2 * width, width // WIDTH
-    for begin in range(first, last, ROWS):
-        count = min(last - begin, ROWS)
-        for m in range(count):
-            copy(x[order[begin + m]], rows[m])
-        product(rows, x.shape[1], count, weights, gate, expert, 0, panels, hidden, row)
-        product(rows, x.shape[1], count, weights, up, expert, 0, panels, hidden[:, width:], row)
-        for m in range(count):
-            swiglu(hidden[m, :width], hidden[m, width:])
-        product(hidden, row, count, weights, down, expert, 0, down[OUTPUTS] // WIDTH, out[begin:], out.shape[1])
-
-
-@loop
-def experts(x, weights, gate, up, down, blocks, order, out, begin, end):
-    """`expert_rows` for the blocks `begin` to `end`. blocks: int64 [n, 3], each an expert, its first and last row."""
-    for i in range(begin, end):
-        expert_rows(x, weights, gate, up, down, blocks[i, 0], order, blocks[i, 1], blocks[i, 2], out)
-
-
-@loop
-def combine(products, places, weights, x, begin, end):
-    """x[t] += the sum of weights[t, k] products[places[t, k]] for tokens `begin` to `end`."""
-    width = x.shape[1]
-    total = np.empty(width, np.float32)
-    for t in range(begin, end):
-        fill(total, np.float32(0))
-        for k in range(places.shape[1]):
-            weight, row = weights[t, k], products[places[t, k]]
-            for i in range(width):
-                total[i] += weight * row[i]
-        for i in range(width):
-            x[t, i] += total[i]
+    total = np.empty(x.size, np.float32)
+    fill(total, np.float32(0))
+    for k in range(places.size):
+        weight, part = weights[k], floats(products + 4 * row * places[k], x.size)
+        for i in range(x.size):
+            total[i] += weight * part[i]
+    for i in range(x.size):
+        x[i] += total[i]

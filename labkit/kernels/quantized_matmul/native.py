@@ -39,10 +39,11 @@ def few_rows(launch: Launch) -> list[mx.array]:
 
 def many_rows(launch: Launch) -> list[mx.array]:
     """x W^T, blocks of W laid out in panels in turn."""
-    from labkit.kernels.quantized_matmul.packed_loops import rows_by_panels
+    from labkit.kernels.quantized_matmul.packed_loops import rows_by_panels, use_panels
 
     x, packed = _host(launch.inputs[0]), packed_of(launch, 1)
     y = np.empty((x.shape[0], packed.n), np.float32)
+    use_panels(packed.bits)
     _share(partial(rows_by_panels, *_bytes(packed), x, packed.bits, packed.group_size, y), x.shape[0], packed)
     return [mx.array(y).astype(launch.output_dtypes[0])]
 

@@ -6,7 +6,7 @@ import numpy as np
 from numba import carray
 
 from labkit.kernels.compiled import entry, inner, loop
-from labkit.kernels.quantized_matmul.loops import product
+from labkit.kernels.quantized_matmul.loops import product, ready
 from labkit.kernels.quantized_matmul.panels import (
     FIELDS,
     FORM,
@@ -75,6 +75,11 @@ def rows_by_packed(w, scales, biases, x, sums, bits, group, y, begin, end):
         w[begin:], w.shape[1], scales[begin:], biases[begin:], scales.shape[1], x, sums, x.shape[0], bits, x.shape[1],
         group, end - begin, y[:, begin:], y.shape[1],
     )  # fmt: skip
+
+
+def use_panels(bits: int) -> None:
+    """To be called before `rows_by_panels` for weights of so many bits: their product is compiled."""
+    ready(FOUR if bits == 4 else EIGHT)
 
 
 @loop

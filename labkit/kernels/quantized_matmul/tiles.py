@@ -22,25 +22,17 @@ def tile(context, rows, panels, form, x, sums, weights, panel, groups, group, y,
 
     Args:
         rows, panels: literal.
-        form: index into `FORMS`.
+        form: literal, index into `FORMS`.
         x: address of [k, rows]: what meets one row of weights lies together. sums: of [groups, rows], x's sums.
         weights, panel: address of the first panel, and bytes from panel to panel.
         groups, group: how many, and of how many weights.
         y, y_row: address, and floats from row to row.
     """
-    m, p = rows.literal_value, panels.literal_value
-    signature = types.void(rows, panels, *[types.intp] * 9)
+    m, p, each = rows.literal_value, panels.literal_value, FORMS[form.literal_value]
+    signature = types.void(rows, panels, form, *[types.intp] * 8)
 
     def generate(context, builder, signature, args):
-        end = builder.append_basic_block("tile.end")
-        switch = builder.switch(args[2], end)
-        for number, each in enumerate(FORMS):
-            block = builder.append_basic_block(f"tile.{each.name}")
-            switch.add_case(number, block)
-            builder.position_at_end(block)
-            _Tile(builder, m, p, each).write(*args[3:])
-            builder.branch(end)
-        builder.position_at_end(end)
+        _Tile(builder, m, p, each).write(*args[3:])
         return context.get_dummy_value()
 
     return signature, generate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.kernels.compiled import inner, loop
-from labkit.kernels.fused.loops import copy, exp, fill, sigmoid
+from labkit.kernels.compiled import inner
+from labkit.kernels.fused.loops import exp, sigmoid
 
 
 @inner
@@ -14,8 +14,8 @@ def choose(logits, experts, top_k, renormalise, chosen, weights):
 
     Args:
         logits: [E, then the gate of the shared slots]. experts: E.
-        chosen, weights: [top_k + slots]; slots get experts E, E + 1, ... and the gate's sigmoid. weights may have one
-            more: the sigmoid for a shared expert that is no slot.
+        chosen, weights: int64 and float32 [top_k + slots]; slots get experts E, E + 1, ... and the gate's sigmoid.
+            weights may have one more: the sigmoid for a shared expert that is no slot.
     """
     largest = logits[0]
     for e in range(1, experts):
@@ -42,35 +42,32 @@ def choose(logits, experts, top_k, renormalise, chosen, weights):
             chosen[k] = experts + k - top_k
 
 
-@loop
-def group(chosen, experts, order, places, rows, blocks):
+@inner
+def group(chosen, experts, taken, order, places, rows, blocks):
     """Assignments by expert, in the tokens' order.
 
     Args:
-        chosen: int32 [T, K], below `experts`.
-        order: int32 [T K], the tokens. places: int32 [T, K], where in that order each assignment stands.
-        rows: of a block at most. blocks: int64 [n, 3], each an expert, its first and last row in that order.
+        chosen: int64 [T taken], each token's experts, below `experts`.
+        order: int64 [T taken], the tokens. places: int64 [T taken], where in that order each assignment stands.
+        rows: of a block at most. blocks: int64 [n 3], of each an expert, its first and last row in that order.
 
     Returns:
-        how many blocks there are, never more than experts + T K / rows.
+        how many blocks there are, never more than experts + T taken / rows.
     """
-    offsets = np.empty(experts + 1, np.int64)
-    fill(offsets, 0)
-    for t in range(chosen.shape[0]):
-        for k in range(chosen.shape[1]):
-            offsets[chosen[t, k] + 1] += 1
-    for e in range(1, offsets.size):
-        offsets[e] += offsets[e - 1]
-    ahead = np.empty_like(offsets)
-    copy(offsets, ahead)
-    for t in range(chosen.shape[0]):
-        for k in range(chosen.shape[1]):
-            at = ahead[chosen[t, k]]
-            order[at], places[t, k] = t, at
-            ahead[chosen[t, k]] += 1
+    offsets = np.zeros(experts + 1, np.int64)
+    for i in range(chosen.size):
+        offsets[chosen[i] + 1] += 1
+    for e in range(experts):
+        offsets[e + 1] += offsets[e]
+    ahead = offsets.copy()
+    for i in range(chosen.size):
+        at = ahead[chosen[i]]
+        order[at], places[i] = i // taken, at
+        ahead[chosen[i]] += 1
     count = 0
     for e in range(experts):
         for begin in range(offsets[e], offsets[e + 1], rows):
-            blocks[count, 0], blocks[count, 1], blocks[count, 2] = e, begin, min(begin + rows, offsets[e + 1])
+            blocks[3 * count], blocks[3 * count + 1] = e, begin
+            blocks[3 * count + 2] = min(begin + rows, offsets[e + 1])
             count += 1
     return count

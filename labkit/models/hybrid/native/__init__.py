@@ -3,9 +3,10 @@
 | file | what it is |
 | --- | --- |
 | `weights.py` | a layer's matrices in one arena of panels |
-| `stages.py` | what happens to a block of tokens between two exchanges, compiled |
+| `records.py` | what native code reads of a layer, a cache, a forward |
+| `stages.py` | what happens to a block of tokens between two exchanges, compiled; for few tokens in one call |
 | `spans.py` | which tokens of a padded rectangle count, and where they stand |
-| `forward.py` | one forward: stages in order |
+| `forward.py` | one forward: its records and memory, stages shared between threads |
 | `model.py` | the forward contract |
 
 A row's logits and states have the same bits whatever its neighbours, its padding, the number of threads, and however

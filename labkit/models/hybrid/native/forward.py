@@ -1,25 +1,25 @@
-"""One forward: the stages of each layer in order, each shared between threads where that pays."""
+"""One forward: records of everything that native code reads, then the stages: few tokens in one call, many in tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache, partial
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
 
 from labkit.caches import BatchedContiguous, Cache, Recurrent
 from labkit.caches.contiguous import Columns
-from labkit.kernels.attention.loops import QUERIES, attention_blocks, attention_inputs
-from labkit.kernels.gated_delta.loops import mixer_heads, tails_after
-from labkit.kernels.grouped_matmul.loops import combine, experts
-from labkit.kernels.quantized_matmul.panels import OUTPUTS, WIDTH
-from labkit.kernels.routing.loops import group
+from labkit.kernels.attention.loops import QUERIES
+from labkit.kernels.quantized_matmul.loops import ready
+from labkit.kernels.quantized_matmul.panels import FORM, OUTPUTS, WIDTH
 from labkit.kernels.workers import Workers
 from labkit.models.hybrid.config import HybridConfig
-from labkit.models.hybrid.native.loops import dense, enter, head, leave, route, score, sparse
+from labkit.models.hybrid.native import stages
+from labkit.models.hybrid.native.records import CACHE, CALL, LAYER, address, carved, filled
 from labkit.models.hybrid.native.spans import Spans
-from labkit.models.hybrid.native.weights import Attention, Delta, Dense, Experts, NativeLayer
+from labkit.models.hybrid.native.weights import Experts, NativeLayer
 
 BLOCK = 96
 """Tokens of a task: many enough for each panel of weights to be worth its reading, few enough to share them out."""
@@ -27,8 +27,35 @@ BLOCK = 96
 TOGETHER = 32
 """Tokens from which threads share the work: to wake one costs as much as a layer of a few."""
 
-Stage = Callable[[int, int], None]
-"""Works on the items `begin` to `end`: tokens, heads, blocks of queries or of an expert's rows."""
+
+class Layers:
+    """All layers as native code reads them, whatever it needs for them compiled.
+
+    Attributes:
+        records: LAYER [layers].
+        inputs, mixed: floats of a token's row in the widest layer.
+        routed: experts of a token, experts of a layer, floats of a row of their outputs; zeros in a dense model.
+    """
+
+    def __init__(self, sizes: HybridConfig, layers: Sequence[NativeLayer]):
+        self.sizes, self.layers = sizes, layers
+        self.eps = np.array([sizes.eps], np.float32)
+        self._scale = np.array([sizes.head_dim**-0.5], np.float32)
+        self.records = np.empty(len(layers), LAYER)
+        for number, layer in enumerate(layers):
+            self.records[number] = layer.record(sizes, self._scale)[0]
+        self.inputs, self.mixed = (int(self.records[name].max()) for name in ("columns", "mixed"))
+        mlp, self.routed = layers[0].mlp, (0, 0, 0)
+        if isinstance(mlp, Experts):
+            self.routed = sizes.top_k + mlp.slots, sizes.experts + mlp.slots, int(mlp.routed.down[OUTPUTS])
+        for layer in layers:
+            prepare(*layer.matrices)
+
+
+def prepare(*matrices: np.ndarray) -> None:
+    """Compile the products that these descriptions [.., FIELDS] ask for, where that was not done yet."""
+    for form in {int(form) for matrix in matrices for form in matrix.reshape(-1, matrix.shape[-1])[:, FORM]}:
+        ready(form)
 
 
 class Forward:
@@ -38,109 +65,117 @@ class Forward:
         x: float32 [M, D].
     """
 
-    def __init__(self, sizes: HybridConfig, spans: Spans, x: np.ndarray, workers: Workers):
-        self.sizes, self.spans, self.x = sizes, spans, x
-        self.eps = np.float32(sizes.eps)
-        self._workers, self._shared = workers, spans.tokens >= TOGETHER and workers.threads > 1
-        self._normed = np.empty_like(x)
-        angles = spans.positions[:, None].astype(np.float32) * _frequencies(sizes)
-        self._cosines, self._sines = np.cos(angles), np.sin(angles)
+    def __init__(self, layers: Layers, spans: Spans, x: np.ndarray, caches: Sequence[Cache], workers: Workers):
+        self.spans, self.x, self._layers, self._workers = spans, x, layers, workers
+        self._shared = spans.tokens >= TOGETHER and workers.threads > 1
+        self._recorded: list[tuple[Recurrent, np.ndarray, np.ndarray]] = []
+        self._held: list[np.ndarray] = []
+        self._caches = np.array([self._cache(cache) for cache in caches], CACHE)
+        self._call = self._room()
 
-    def layer(self, weights: NativeLayer, cache: Cache) -> None:
-        """x through one block; its cache is updated."""
-        mixer = weights.mixer
-        inputs = np.empty((self.spans.tokens, mixer.columns), np.float32)
-        self._tokens(partial(enter, self.x, weights.input_norm, self.eps, weights.arena, mixer.inputs, inputs))
-        mixed = (self._delta if isinstance(mixer, Delta) else self._attention)(mixer, inputs, cache)
-        output = weights.arena, mixer.output, self.x, weights.post_norm, self.eps, self._normed
-        self._tokens(partial(leave, mixed, *output))
-        (self._dense if isinstance(weights.mlp, Dense) else self._sparse)(weights.arena, weights.mlp)
+    def through(self) -> None:
+        """x through all blocks; what a checkpoint wants is recorded in the caches."""
+        count, call = len(self._caches), address(self._call)
+        if not self._shared:
+            stages.through.call(address(self._layers.records), address(self._caches), call, 0, count)
+        else:
+            for number in range(count):
+                self._layer(number, call)
+        for recorder, tails, states in self._recorded:
+            recorder.record(0, mx.array(tails))
+            recorder.record(1, mx.array(states))
 
     def head(self, norm: np.ndarray, arena: np.ndarray, matrix: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """Logits [n, V padded] of these tokens, numbered among all; -1 is padding."""
-        states = self.states(norm, chosen)
-        logits = np.empty((chosen.size, matrix[OUTPUTS]), np.float32)
-        self._share(partial(head, states, arena, matrix, logits), int(matrix[OUTPUTS]) // WIDTH, size=64)
+        prepare(matrix)
+        states, outputs = self.states(norm, chosen), int(matrix[OUTPUTS])
+        logits = np.empty((chosen.size, outputs), np.float32)
+        rows, at = (address(states), chosen.size), (address(arena), address(matrix), address(logits), outputs)
+        self._share(partial(stages.head.call, *rows, *at), outputs // WIDTH, 64)
         return logits
 
     def states(self, norm: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """What enters the head [n, D], zeros for padding."""
-        states = np.empty((chosen.size, self.x.shape[1]), np.float32)
-        score(self.x, norm, self.eps, chosen, states, 0, chosen.size)
+        states, width = np.empty((chosen.size, self.x.shape[1]), np.float32), self.x.shape[1]
+        arrays = address(self.x), address(norm), address(self._layers.eps), width, address(chosen), address(states)
+        stages.score.call(*arrays, 0, chosen.size)
         return states
 
     # -- stages --------------------------------------------------------------------------------------------------------
 
-    def _tokens(self, stage: Stage) -> None:
-        self._share(stage, self.spans.tokens, size=BLOCK)
+    def _layer(self, number: int, call: int) -> None:
+        """The stages of `stages.through`, each shared between threads."""
+        layer, w = self._layers.records[number : number + 1], self._layers.records[number]
+        records = address(layer), address(self._caches[number : number + 1]), call
+        tokens, rows = self.spans.tokens, self.spans.count
 
-    def _share(self, stage: Stage, count: int, *, size: int = 1) -> None:
-        """A stage over all its items, `size` of them a task."""
-        if not self._shared:
+        def share(stage, count: int, size: int = 1) -> None:
+            self._share(partial(stage.call, *records), count, size)
+
+        share(stages.enter, tokens, BLOCK)
+        if w["attends"]:
+            share(stages.store, tokens, BLOCK)
+            share(stages.attend, int(self._call["block_count"][0]))
+        else:
+            share(stages.delta, rows * int(w["key_heads"]))
+            stages.remember.call(*records, 0, rows)
+        share(stages.leave, tokens, BLOCK)
+        if w["experts"]:
+            share(stages.route, tokens, BLOCK)
+            stages.assign.call(*records, 0, 1)
+            share(stages.experts, int(self._call["expert_count"][0]))
+            share(stages.combine, tokens, BLOCK)
+        if w["gate"]:
+            share(stages.dense, tokens, BLOCK)
+
+    def _share(self, stage, count: int, size: int = 1) -> None:
+        """stage(begin, end) over all its items, `size` of them a task."""
+        if self._shared:
+            self._workers.share(stage, count, size)
+        else:
             stage(0, count)
-            return
-        self._workers.share(stage, count, size)
 
-    def _delta(self, mixer: Delta, inputs: np.ndarray, cache: Recurrent) -> np.ndarray:
-        sizes, spans = self.sizes, self.spans
+    # -- records -------------------------------------------------------------------------------------------------------
+
+    def _hold(self, array: np.ndarray) -> int:
+        """The address of an array that lives as long as this forward."""
+        self._held.append(array)
+        return address(array)
+
+    def _room(self) -> np.ndarray:
+        layers, sizes, spans = self._layers, self._layers.sizes, self.spans
+        tokens, each = spans.tokens, BLOCK if self._shared else max(spans.tokens, 1)
+        angles = spans.positions[:, None].astype(np.float32) * _frequencies(sizes)
+        blocks = _query_blocks(spans.starts.tolist(), sizes.kv_heads)
+        arrays = {
+            "x": self.x, "starts": spans.starts, "row_of": spans.rows, "blocks": blocks, "cosines": np.cos(angles),
+            "sines": np.sin(angles),
+        }  # fmt: skip
+        taken, number, row = layers.routed
+        floats = {"normed": self.x.size, "inputs": tokens * layers.inputs, "mixed": tokens * layers.mixed}
+        floats |= {"factors": tokens * (taken + 1), "products": tokens * taken * row}
+        whole = dict.fromkeys(("chosen", "order", "places"), tokens * taken)
+        whole["expert_blocks"] = 3 * (number + tokens * taken // each)
+        (first, floats), (second, whole) = carved(np.float32, **floats), carved(np.int64, **whole)
+        self._held += [first, second, *arrays.values()]
+        counts = {"tokens": tokens, "rows": spans.count, "block_count": len(blocks), "expert_rows": each}
+        return filled(CALL, **arrays, **floats, **whole, **counts)
+
+    def _cache(self, cache: Cache) -> tuple[int, ...]:
+        """The fields of CACHE."""
+        spans = self.spans
+        if isinstance(cache, Columns):
+            keys, values, first, column = _columns(cache, spans)
+            return self._hold(keys), self._hold(values), keys.shape[2], self._hold(first), self._hold(column), *[0] * 5
         tail, state = cache.host_states(spans.count)
-        mixed = np.empty((spans.tokens, sizes.delta_width), np.float32)
-        recorded = spans.length if cache.recording and spans.tokens == spans.count * spans.length else 0
-        states = np.empty((spans.count, recorded, *state.shape[1:]), np.float32)
-        weights = mixer.conv, mixer.a_log, mixer.dt_bias, mixer.norm, self.eps
-        heads = (sizes.key_heads, sizes.value_heads)
-        stage = partial(
-            mixer_heads, inputs, tail, state, *weights, heads, spans.starts, recorded > 0, states, mixed
-        )  # fmt: skip
-        self._share(stage, spans.count * sizes.key_heads)
-        after = np.empty((max(recorded, 1), *tail.shape), np.float32)
-        for t in range(recorded):
-            tails_after(inputs, tail, spans.starts, t + 1, after[t])
-        if recorded:
+        recorded, at = 0, (0, 0)
+        if cache.recording and spans.tokens == spans.count * spans.length:
             # The cache may be asked to keep some of the tokens only.
-            cache.record(0, mx.array(after.swapaxes(0, 1)))
-            cache.record(1, mx.array(states))
-        else:
-            tails_after(inputs, tail, spans.starts, spans.length, after[0])
-        tail[:] = after[-1]
-        return mixed
-
-    def _attention(self, mixer: Attention, inputs: np.ndarray, cache: Columns) -> np.ndarray:
-        sizes, spans = self.sizes, self.spans
-        keys, values, first, column = _room(cache, spans)
-        heads = (sizes.query_heads, sizes.kv_heads)
-        columns = column[spans.rows] + spans.columns - spans.first[spans.rows]
-        norms = mixer.q_norm, mixer.k_norm, self.eps, self._cosines, self._sines
-        self._tokens(partial(attention_inputs, inputs, *norms, heads, spans.rows, columns, keys, values))
-        mixed = np.empty((spans.tokens, sizes.query_heads * sizes.head_dim), np.float32)
-        scale, blocks = np.float32(sizes.head_dim**-0.5), _query_blocks(spans, sizes.kv_heads, first, column)
-        self._share(partial(attention_blocks, inputs, keys, values, heads, scale, blocks, mixed), len(blocks))
-        return mixed
-
-    def _dense(self, arena: np.ndarray, mlp: Dense, factors: np.ndarray | None = None, column: int = -1) -> None:
-        factors = np.empty((0, 0), np.float32) if factors is None else factors
-        self._tokens(partial(dense, self._normed, arena, mlp.gate, mlp.up, mlp.down, factors, column, self.x))
-
-    def _sparse(self, arena: np.ndarray, mlp: Experts) -> None:
-        sizes, tokens, routed = self.sizes, self.spans.tokens, mlp.routed
-        number, taken = sizes.experts + mlp.slots, sizes.top_k + mlp.slots
-        factors = np.empty((tokens, taken + (mlp.shared is not None)), np.float32)
-        routing = sizes.experts, sizes.top_k, sizes.renormalise
-        if not self._shared:
-            matrices = mlp.router, routed.gate, routed.up, routed.down
-            sparse(self._normed, arena, *matrices, mlp.slots, *routing, factors, self.x)
-        else:
-            chosen = np.empty((tokens, taken), np.int32)
-            self._tokens(partial(route, self._normed, arena, mlp.router, *routing, chosen, factors))
-            order, places = np.empty(chosen.size, np.int32), np.empty_like(chosen)
-            blocks = np.empty((number + chosen.size // BLOCK, 3), np.int64)
-            count = group(chosen, number, order, places, BLOCK, blocks)
-            products = np.empty((chosen.size, routed.down[OUTPUTS]), np.float32)
-            matrices = routed.gate, routed.up, routed.down
-            self._share(partial(experts, self._normed, arena, *matrices, blocks, order, products), count)
-            self._tokens(partial(combine, products, places, factors, self.x))
-        if mlp.shared is not None:
-            self._dense(arena, mlp.shared, factors, taken)
+            recorded = spans.length
+            tails, states = (np.empty((spans.count, recorded, *x.shape[1:]), np.float32) for x in (tail, state))
+            self._recorded.append((cache, tails, states))
+            at = address(states), address(tails)
+        return *[0] * 5, self._hold(tail), self._hold(state), recorded, *at
 
 
 @cache
@@ -149,15 +184,14 @@ def _frequencies(sizes: HybridConfig) -> np.ndarray:
     return (sizes.rope_base ** (-np.arange(0, sizes.rotary, 2) / sizes.rotary)).astype(np.float32)
 
 
-def _room(cache: Columns, spans: Spans) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _columns(cache: Columns, spans: Spans) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Buffers with room for the tokens; for each row its first column in use, and that of its first new token.
 
     Rows stay right-justified: those that take fewer tokens than the longest move to the right first.
     """
     filled = cache.size()
     if not isinstance(cache, BatchedContiguous):
-        new = int((spans.last - spans.first).max())
-        keys, values = cache.host_columns(new, spans.count)
+        keys, values = cache.host_columns(spans.longest, spans.count)
         return keys, values, np.zeros(spans.count, np.int64), np.full(spans.count, filled)
     padding = np.asarray(cache.left_padding).astype(np.int64)
     shift = spans.length - spans.last
@@ -171,12 +205,12 @@ def _room(cache: Columns, spans: Spans) -> tuple[np.ndarray, np.ndarray, np.ndar
     return keys, values, padding + shift, filled + shift + spans.first
 
 
-def _query_blocks(spans: Spans, kv_heads: int, first: np.ndarray, column: np.ndarray) -> np.ndarray:
+def _query_blocks(starts: list[int], kv_heads: int) -> np.ndarray:
     """int64 [n, BLOCK_FIELDS], the last first: they see the most keys."""
     blocks = [
-        (row, head, first[row], column[row] + begin - start, begin, min(QUERIES, end - begin))
-        for row, (start, end) in enumerate(zip(spans.starts[:-1], spans.starts[1:], strict=True))
-        for begin in range(int(start), int(end), QUERIES)
+        (row, head, begin, min(QUERIES, end - begin))
+        for row, (start, end) in enumerate(pairwise(starts))
+        for begin in range(start, end, QUERIES)
         for head in range(kv_heads)
     ]
-    return np.array(blocks[::-1], np.int64).reshape(-1, 6)
+    return np.array(blocks[::-1], np.int64).reshape(-1, 4)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,11 +15,15 @@ from labkit.kernels.workers import Workers
 from labkit.models.contract import LogitsFor, Output
 from labkit.models.hybrid.config import HybridConfig, NotSpecialised
 from labkit.models.hybrid.hybrid import Hybrid
+from labkit.models.hybrid.native.records import address
 from labkit.models.hybrid.native.spans import Spans
 from labkit.models.hybrid.native.weights import Arena, NativeLayer, vector
 from labkit.models.hybrid.packing import ModelWeights, pack
 from labkit.models.placement import place, prepare
 from labkit.models.rows import Rows
+
+if TYPE_CHECKING:
+    from labkit.models.hybrid.native.forward import Layers
 
 HEAD_STEP = 8
 """Values of a head that a vector holds."""
@@ -110,27 +115,31 @@ class NativeHybrid(Hybrid):
 
         self._check(tokens, caches, rows, embeddings)
         spans = Spans.of(rows, tokens.shape[1])
-        columns = spans.asked(logits, rows.lengths)
-        chosen = spans.among(columns)
+        chosen, each = spans.chosen(logits, rows.lengths)
         x = self._embedded(tokens, spans, embeddings)
         self._begin(caches, rows)
-        forward = Forward(self.sizes, spans, x, self._workers)
-        for layer, cache in zip(self._layers, caches, strict=True):
-            forward.layer(layer, cache)
+        forward = Forward(self._records, spans, x, caches, self._workers)
+        forward.through()
         self._end(caches, rows, spans)
         scores = states = None
-        if columns.size:
+        if chosen.size:
             scores = forward.head(self._norm, self._arena, self._head_matrix, chosen)[:, : self.vocab_size]
-            scores = mx.array(scores.reshape(*columns.shape, -1))
+            scores = mx.array(scores.reshape(spans.count, each, -1))
         if hidden:
-            every = spans.among(np.tile(np.arange(spans.length), (spans.count, 1)))
-            states = mx.array(forward.states(self._norm, every).reshape(*tokens.shape, -1))
+            states = mx.array(forward.states(self._norm, spans.every()).reshape(*tokens.shape, -1))
         return Output(scores, states)
+
+    @cached_property
+    def _records(self) -> Layers:
+        from labkit.models.hybrid.native.forward import Layers
+
+        return Layers(self.sizes, self._layers)
 
     def _embedded(self, tokens: mx.array, spans: Spans, embeddings: mx.array | None) -> np.ndarray:
         if embeddings is not None:
             return np.array(embeddings.astype(mx.float32))[spans.rows, spans.columns]
-        return self._rows(np.asarray(tokens)[spans.rows, spans.columns])
+        numbers = np.array(tokens)
+        return self._rows(numbers.reshape(-1) if spans.whole else numbers[spans.rows, spans.columns])
 
     def _rows(self, tokens: np.ndarray) -> np.ndarray:
         from labkit.kernels.quantized_matmul.loops import take_rows
@@ -139,16 +148,17 @@ class NativeHybrid(Hybrid):
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.vocab_size:
             raise ValueError(f"tokens {numbers.min()} to {numbers.max()} of a vocabulary of {self.vocab_size}")
         x = np.empty((numbers.size, self.sizes.hidden), np.float32)
-        take_rows(numbers, self._arena, self._embedding, x)
+        take_rows.call(address(numbers), numbers.size, address(self._arena), address(self._embedding), address(x))
         return x
 
     def _begin(self, caches: list[Cache], rows: Rows) -> None:
         place(caches, rows)
-        prepare(caches, replace(rows, lengths=None), 0)  # right padding never enters these caches
+        if rows.left_padding is not None:
+            prepare(caches, replace(rows, lengths=None), 0)  # right padding never enters these caches
 
     def _end(self, caches: list[Cache], rows: Rows, spans: Spans) -> None:
         """What the caches count besides their arrays."""
-        moved = spans.length - spans.last
+        moved, longest = spans.length - spans.last, spans.longest
         for cache in caches:
             if cache.kind == "recurrent":
                 cache.advance(spans.length)
@@ -159,7 +169,7 @@ class NativeHybrid(Hybrid):
                 if moved.any():
                     cache.moved_right(mx.array(moved.astype(np.int32)))
             else:
-                cache.advance_columns(int((spans.last - spans.first).max(initial=0)))
+                cache.advance_columns(longest)
 
 
 def _stored(tensors: MutableMapping[str, mx.array]) -> mx.Dtype:

@@ -35,7 +35,9 @@ class Spans:
         Raises:
             ValueError: lengths beyond the rectangle.
         """
-        begin = np.asarray(rows.positions).astype(np.int64)
+        begin = np.array(rows.positions, np.int64)
+        if rows.lengths is None and begin.min() >= 0:
+            return cls._whole(begin, length)
         first = np.clip(-begin, 0, length)
         last = np.full_like(begin, length) if rows.lengths is None else np.asarray(rows.lengths).astype(np.int64)
         if last.min() < 0 or last.max() > length:
@@ -45,6 +47,26 @@ class Spans:
         numbers = np.repeat(np.arange(begin.size), last - first)
         columns = np.arange(starts[-1]) - starts[numbers] + first[numbers]
         return cls(length, first, last, starts, numbers, columns, begin[numbers] + columns)
+
+    @classmethod
+    def _whole(cls, begin: np.ndarray, length: int) -> Spans:
+        """Every column of every row is a token."""
+        rows = begin.size
+        first, last, starts = np.zeros(rows, np.int64), np.full(rows, length), np.arange(0, (rows + 1) * length, length)
+        numbers, columns = np.arange(rows), first
+        if length > 1:
+            numbers, columns = np.repeat(numbers, length), np.tile(np.arange(length), rows)
+        return cls(length, first, last, starts, numbers, columns, begin[numbers] + columns)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is no padding."""
+        return self.tokens == self.count * self.length
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the row with the most."""
+        return int((self.last - self.first).max())
 
     @property
     def count(self) -> int:
@@ -56,14 +78,25 @@ class Spans:
         """M."""
         return int(self.starts[-1])
 
-    def among(self, columns: np.ndarray) -> np.ndarray:
+    def chosen(self, logits: LogitsFor, lengths: mx.array | None) -> tuple[np.ndarray, int]:
+        """What goes through the head: each one's token among all, int64 [B n], -1 for padding; and n."""
+        if isinstance(logits, str) and logits == "last" and self.whole:
+            return self.starts[1:] - 1, 1
+        columns = self._asked(logits, lengths)
+        return self._among(columns), columns.shape[1]
+
+    def every(self) -> np.ndarray:
+        """As `chosen`, of all columns."""
+        return self._among(self._asked("all", None))
+
+    def _among(self, columns: np.ndarray) -> np.ndarray:
         """Columns of the rectangle [B, n] -> each one's token among all, -1 for padding; int64 [B n]."""
         if columns.size and (columns.min() < 0 or columns.max() >= self.length):
             raise ValueError(f"columns {columns.min()} to {columns.max()} of {self.length}")
         inside = (columns >= self.first[:, None]) & (columns < self.last[:, None])
         return np.where(inside, self.starts[:-1, None] + columns - self.first[:, None], -1).reshape(-1)
 
-    def asked(self, logits: LogitsFor, lengths: mx.array | None) -> np.ndarray:
+    def _asked(self, logits: LogitsFor, lengths: mx.array | None) -> np.ndarray:
         """Columns that go through the head, int64 [B, n]."""
         if isinstance(logits, mx.array):
             return np.asarray(logits).astype(np.int64)

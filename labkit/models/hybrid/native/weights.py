@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from labkit.kernels.quantized_matmul.panels import ROWS, WIDTH, Panels
+from labkit.kernels.quantized_matmul.panels import OUTPUTS, ROWS, WIDTH, Panels
+from labkit.models.hybrid.config import HybridConfig
 from labkit.models.hybrid.matrix import Matrix, Weights
+from labkit.models.hybrid.native.records import LAYER, filled
 from labkit.models.hybrid.packing import AttentionWeights, DeltaWeights, DenseWeights, ExpertWeights, LayerWeights
 
 
@@ -103,6 +106,40 @@ class NativeLayer:
     mixer: Delta | Attention
     post_norm: np.ndarray
     mlp: Dense | Experts
+
+    @property
+    def matrices(self) -> list[np.ndarray]:
+        """All descriptions, int64 [.., FIELDS]."""
+        parts = [self.mixer.inputs, self.mixer.output]
+        mlps = [self.mlp] if isinstance(self.mlp, Dense) else [self.mlp.routed, self.mlp.shared]
+        parts += [matrix for mlp in mlps if mlp for matrix in (mlp.gate, mlp.up, mlp.down)]
+        return parts if isinstance(self.mlp, Dense) else [*parts, self.mlp.router]
+
+    def record(self, sizes: HybridConfig, scale: np.ndarray) -> np.ndarray:
+        """LAYER [1]. scale: float32 [1], of attention; the caller holds it."""
+        mixer, mlp, every = self.mixer, self.mlp, self.mlp
+        values: dict[str, Any] = {
+            "arena": self.arena, "width": sizes.hidden, "eps": sizes.eps, "input_norm": self.input_norm,
+            "post_norm": self.post_norm, "inputs": mixer.inputs, "parts": len(mixer.inputs), "columns": mixer.columns,
+            "output": mixer.output,
+        }  # fmt: skip
+        if isinstance(mixer, Delta):
+            values |= {name: getattr(sizes, name) for name in ("key_heads", "value_heads", "key_dim", "value_dim")}
+            values |= {name: getattr(mixer, name) for name in ("conv", "a_log", "dt_bias")}
+            values |= {"mixer_norm": mixer.norm, "mixed": sizes.delta_width}
+        else:
+            values |= {name: getattr(sizes, name) for name in ("query_heads", "kv_heads", "head_dim")}
+            values |= {"attends": 1, "q_norm": mixer.q_norm, "k_norm": mixer.k_norm, "scale": scale}
+            values |= {"half": sizes.rotary // 2, "mixed": sizes.query_heads * sizes.head_dim}
+        if isinstance(mlp, Experts):
+            routed, every = mlp.routed, mlp.shared
+            values |= {name: int(getattr(sizes, name)) for name in ("experts", "top_k", "renormalise")}
+            values |= {"slots": mlp.slots, "router": mlp.router, "router_parts": len(mlp.router)}
+            values |= {"router_columns": int(mlp.router[:, OUTPUTS].sum()), "factor": int(every is not None)}
+            values |= {"expert_gate": routed.gate, "expert_up": routed.up, "expert_down": routed.down}
+        if every is not None:
+            values |= {"gate": every.gate, "up": every.up, "down": every.down}
+        return filled(LAYER, **values)
 
     @property
     def nbytes(self) -> int:

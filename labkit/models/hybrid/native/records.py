@@ -1,0 +1,76 @@
+"""What native code reads of a layer, of its cache, and of a forward: records of addresses and sizes.
+
+Whoever fills a record holds the arrays that it names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def _record(numbers: str, factors: str = "") -> np.dtype:
+    fields = [(name, "i8") for name in numbers.split()] + [(name, "f4") for name in factors.split()]
+    return np.dtype(fields, align=True)
+
+
+LAYER = _record(
+    "arena width input_norm post_norm inputs parts columns output mixed "
+    "attends key_heads value_heads key_dim value_dim conv a_log dt_bias mixer_norm "
+    "query_heads kv_heads head_dim half q_norm k_norm scale "
+    "experts top_k slots renormalise router router_parts router_columns expert_gate expert_up expert_down "
+    "gate up down factor",
+    "eps",
+)
+"""One layer, its weights' addresses in the checkpoint's order.
+
+    arena: bytes of all matrices; these by the addresses of their descriptions, int64 [FIELDS] each.
+    inputs, parts, columns: the mixer's input matrices, how many, floats of a token's row of their outputs.
+    output: the mixer's; mixed: floats of a token's row before it. attends: 1 for attention, 0 for DeltaNet.
+    scale: address of float32 [1]. half: rotated pairs of a head.
+    experts ... expert_down: 0 in dense layers. factor: 1 where the MLP `gate`, `up`, `down` (0: none) is a shared
+    expert with a gate of its own, whose factor stands behind the experts' weights.
+"""
+
+CACHE = _record("keys values capacity first column tail state recorded states tails")
+"""One layer's cache.
+
+    keys, values, capacity: [B, heads, capacity, head_dim]. first, column: int64 [B], each row's first column in use,
+    and that of its first new token.
+    tail, state: [B, 3, channels] and [B, heads, DV, DK]. recorded, states, tails: of how many tokens of a row what
+    comes after each is wanted, and where.
+"""
+
+CALL = _record(
+    "tokens rows x normed inputs mixed starts row_of cosines sines blocks block_count "
+    "chosen factors order places expert_blocks expert_rows expert_count products"
+)
+"""One forward: M tokens of B rows, all row after row.
+
+    x, normed: float32 [M, width], the residual stream and room. inputs, mixed: room for the widest layer's.
+    starts: int64 [B + 1], the rows' first tokens; row_of: int64 [M]. cosines, sines: float32 [M, half].
+    blocks, block_count: of queries. The others are room for routing; expert_rows: of a block at most.
+"""
+
+
+def filled(kind: np.dtype, **values: Any) -> np.ndarray:
+    """A record [1]; an array stands for its address, and what is not named is 0."""
+    numbers = {name: address(value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    return np.array([tuple(numbers.pop(name, 0) for name in kind.names)], kind)
+
+
+def carved(dtype: type, **counts: int) -> tuple[np.ndarray, dict[str, int]]:
+    """Memory for several arrays, and where each begins: one allocation, as a step has no time for many."""
+    memory = np.empty(sum(counts.values()), dtype)
+    at, places = address(memory), {}
+    for name, count in counts.items():
+        places[name] = at
+        at += count * memory.itemsize
+    return memory, places
+
+
+def address(array: np.ndarray) -> int:
+    """Of the first byte of an array whose rows lie behind each other."""
+    assert array.flags.c_contiguous
+    return array.__array_interface__["data"][0]
