@@ -105,12 +105,18 @@ def scheduled(loaded, schedule):
         if step > 10 and engine.idle:
             break
     assert engine.idle
-    return told(events, id), {event.kind for event in events if event.request == id}
+    mine = [event for event in events if event.request == id]
+    errors = {event.error["code"] for event in mine if event.kind == "error"}
+    assert errors <= {"memory_pressure"}
+    return told(events, id), {event.kind for event in mine}
 
 
 def check(loaded, schedule):
-    found, _ = scheduled(loaded, schedule)
-    assert found == alone(loaded, schedule["asked"])
+    found, kinds = scheduled(loaded, schedule)
+    expected = alone(loaded, schedule["asked"])
+    # Without a store nobody can pause, and whoever holds most may have to end: with the beginning of its answer.
+    assert found == (expected[: len(found)] if "error" in kinds else expected)
+    assert not ("error" in kinds and schedule["store"])
 
 
 @pytest.mark.parametrize("name", ["native", "native, sparse"])
@@ -183,8 +189,9 @@ def test_draws_depend_on_seed_and_step_alone_in_every_mode(models, schedule):
     """With mlx-lm's graph the tokens are the same too, as long as no draw lies at the edge of rounding: these models'
     logits are far enough apart for that."""
     loaded = models["not invariant"]
-    found, _ = scheduled(loaded, schedule)
-    assert [token for token, *_ in found] == [token for token, *_ in alone(loaded, schedule["asked"])]
+    found, kinds = scheduled(loaded, schedule)
+    expected = [token for token, *_ in alone(loaded, schedule["asked"])]
+    assert [token for token, *_ in found] == (expected[: len(found)] if "error" in kinds else expected)
 
 
 def test_what_load_gives(models, tmp_path):
