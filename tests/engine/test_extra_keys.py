@@ -45,7 +45,7 @@ def asking(engine, extra):
     return engine.request(prompt(1, LENGTH), max_tokens=6, ignore_eos=True, extra=extra)
 
 
-@pytest.mark.parametrize(("one", "other"), combinations_with_replacement(KEYS, 2), ids=str)
+@pytest.mark.parametrize(("one", "other"), [*combinations_with_replacement(KEYS, 2)], ids=str)
 def test_what_two_prompts_share(loaded, one, other):
     model, wanted = loaded("llama"), shared(one, other)
     store = PrefixStore(model, width=WIDTH)

@@ -20,6 +20,7 @@ from tests.engine.test_batching import prompt
 from tests.tiny_models import write_checkpoint
 
 GIB = 1 << 30
+SCALARS = 256  # bytes: now and then MLX itself keeps a number or two; the smallest cache here takes thousands
 
 
 @pytest.fixture(autouse=True)
@@ -166,15 +167,15 @@ def test_the_last_reference_takes_everything_along(folder, tmp_path, make):
     if store is not None:
         parts += [weakref.ref(part) for part in (store, store._tiers, store._tiers.memory, store._shared)]
     del store
-    assert live_bytes() > held, "caches live"
+    assert live_bytes() > held + 10 * SCALARS, "caches live"
     del engine
     assert gone() is None
     assert [part() for part in parts if part() is not None] == []
-    assert live_bytes() <= held
+    assert live_bytes() <= held + SCALARS
     model = weakref.ref(loaded.model)
     del loaded
     assert model() is None
-    assert live_bytes() <= before
+    assert live_bytes() <= before + SCALARS
 
 
 @pytest.mark.parametrize("end", ["read to its end", "left", "refused", "broken"])
@@ -206,7 +207,7 @@ def test_after_astream_too_and_its_thread_ends(folder, monkeypatch, end):
     thread.join(60)
     assert not thread.is_alive()
     assert gone() is None
-    assert live_bytes() <= held
+    assert live_bytes() <= held + SCALARS
 
 
 def test_an_async_stream_holds_its_engine(folder):

@@ -97,6 +97,7 @@ def test_twelve_kills_while_pausing_lose_nothing(engines, answer, tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(10))
 def test_hundreds_of_kills_while_pausing_lose_nothing(engines, answer, tmp_path, seed):
     check(engines, answer, tmp_path, 40, seed=100 + seed)

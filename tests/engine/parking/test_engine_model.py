@@ -154,6 +154,7 @@ TestRequests = Requests.TestCase
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 class TestRequestsLong(Requests.TestCase):
     settings = settings(
         max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)

@@ -171,8 +171,9 @@ TestPressure.settings = settings(max_examples=60, stateful_step_count=30, deadli
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 class TestPressureLong(Pressure.TestCase):
-    settings = settings(max_examples=3000, stateful_step_count=80, deadline=None)
+    settings = settings(max_examples=1000, stateful_step_count=80, deadline=None)
 
 
 @pytest.mark.parametrize("reserve", ["nothing", "prompts", "answers"])

@@ -83,6 +83,7 @@ def test_fifty_kills_lose_nothing_that_was_written(killer, tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(8))
 def test_hundreds_of_kills_lose_nothing_that_was_written(killer, tmp_path, seed):
     kills(killer, tmp_path / "store", rounds=60, seed=seed)

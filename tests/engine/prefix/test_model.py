@@ -229,5 +229,6 @@ TestStore.settings = settings(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 class TestStoreLong(Machine.TestCase):
     settings = settings(max_examples=600, stateful_step_count=60, deadline=None)
