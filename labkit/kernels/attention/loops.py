@@ -157,8 +157,10 @@ def attention_blocks(
         out: address of float32 [T, hq width].
     """
     group = hq // hkv
-    queries = np.empty(QUERIES * group * width, np.float32)
-    result = np.empty(QUERIES * group * width, np.float32)
+    most = 1
+    for number in range(begin, end):
+        most = max(most, whole_numbers(blocks + 8 * BLOCK_FIELDS * number, BLOCK_FIELDS)[COUNT])
+    queries, result = np.empty(most * group * width, np.float32), np.empty(most * group * width, np.float32)
     for number in range(begin, end):
         block = whole_numbers(blocks + 8 * BLOCK_FIELDS * number, BLOCK_FIELDS)
         row, head, at, count = block[ROW], block[HEAD], block[BEGIN], block[COUNT]

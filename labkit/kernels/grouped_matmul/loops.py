@@ -41,8 +41,12 @@ def experts(x, width, weights, gate, up, down, blocks, order, out, out_row, begi
         x: address of [T, width]. blocks: of int64 [n, 3], each an expert, its first and last row.
         order: of int64 [assignments], the token of each. out: of [assignments, out_row].
     """
-    rows = np.empty(ROWS * width, np.float32)
-    hidden = np.empty(ROWS * 2 * whole_numbers(gate, FIELDS)[OUTPUTS], np.float32)
+    most = 1  # room for no more than there is: a step that asked for pages anew each time would wait for them
+    for i in range(begin, end):
+        block = whole_numbers(blocks + 24 * i, 3)
+        most = max(most, min(block[2] - block[1], ROWS))
+    rows = np.empty(most * width, np.float32)
+    hidden = np.empty(most * 2 * whole_numbers(gate, FIELDS)[OUTPUTS], np.float32)
     for i in range(begin, end):
         block = whole_numbers(blocks + 24 * i, 3)
         for first in range(block[1], block[2], ROWS):
