@@ -39,7 +39,7 @@ notebooks: $(SYNCED) ## Execute the committed notebooks anew and write them back
 	@$(RUN)labkit notebooks refresh
 
 test-nightly: $(SYNCED) ## The tests that are too long for every run
-	@$(RUN)python -m pytest -m nightly
+	@HYPOTHESIS_PROFILE=new $(RUN)python -m pytest -m nightly
 
 test-cuda: ## Every kernel on an NVIDIA GPU (CUDA_PYTHON names another Python than .venv's)
 	@$(CUDA_PYTHON) -m pytest -m cuda tests/kernels

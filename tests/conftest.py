@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# `make test` draws the same cases each time, so that a red run says something of the change in it; `make test-nightly`
+# draws new ones (and whoever sets HYPOTHESIS_PROFILE=new), and what it finds becomes a test with its case written out.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("new", derandomize=False, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 PARAMETERS = "quick: bool = True  # small sizes\nsteps: int = 3  # how many\nname: str = 'x'  # whatever"
 

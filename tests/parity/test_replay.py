@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 import labkit
 from labkit.caches import BatchedContiguous, BatchedRecurrent, BatchedRotating
 from labkit.models import Rows, zoo
-from labkit.parity.replay import UNDEFINED, Verdict
+from labkit.parity.replay import UNDEFINED, Arrival, Schedule, Verdict
 from tests.parity.replaying import crowd, named_schedules, pair, replayed, schedules
 from tests.tiny_models import write_checkpoint
 
@@ -56,6 +58,15 @@ def test_full_attention_a_thousand_times(llama, schedule):
 @given(schedule=schedules())
 def test_sliding_windows_a_thousand_times(sliding, schedule):
     assert replayed(*sliding, schedule).faults == []
+
+
+@pytest.mark.parametrize("model", ["llama", "sliding", "hybrid"])
+def test_a_row_whose_companion_left_joins_with_the_caches_of_a_batch(tokenizer, model):
+    """Two prompts are computed together, and one is cancelled before it becomes a row."""
+    arrivals = [Arrival(step=0, prompt=length, answer=4) for length in (1, 2, 2)]
+    for cancel in (0, 1, 2):
+        told = (*arrivals[:2], replace(arrivals[2], cancel=cancel))
+        assert replayed(*pair(tokenizer, model), Schedule(told, 3, 8)).faults == []
 
 
 def test_schedules_do_what_they_are_for(llama):

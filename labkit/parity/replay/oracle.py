@@ -89,12 +89,19 @@ class Oracle:
         self.caches[tuple(ids)] = [type(layer[0]).merge(list(layer)) for layer in layers]
 
     def _extend(self, ids: Ids, more: Ids) -> None:
-        if len(more) == 1:
+        if self._serial(more):
             self._merge(more)
         caches, others = self.caches.pop(tuple(ids)), self.caches.pop(tuple(more))
         for cache, other in zip(caches, others, strict=True):
             cache.extend(other)
         self.caches[(*ids, *more)] = caches
+
+    def _serial(self, ids: Ids) -> bool:
+        """Whether a row has caches of the serial classes: one that a cancel left alone in a batch does not."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        serial = list(map(type, make_prompt_cache(self._module)))
+        return len(ids) == 1 and list(map(type, self.caches[tuple(ids)])) == serial
 
     def _filter(self, ids: Ids, kept: Ids) -> None:
         caches = self.caches.pop(tuple(ids))
