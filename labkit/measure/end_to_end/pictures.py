@@ -18,7 +18,7 @@ def speeds(records: Sequence[Mapping[str, Any]], title: str) -> Any:
     import matplotlib.pyplot as plt
 
     kinds = [kind for kind in ("prefill", "decode") if any(r["kind"] == kind for r in records)]
-    figure, all_axes = plt.subplots(1, len(kinds), figsize=(3.6 * len(kinds) + 0.4, 3.8), squeeze=False)
+    figure, all_axes = plt.subplots(1, len(kinds), figsize=(7.2, 4.0), squeeze=False, layout="constrained")
     for axes, kind in zip(all_axes[0], kinds, strict=True):
         chosen = sorted((r for r in records if r["kind"] == kind), key=lambda record: record["length"])
         for index, name in enumerate(side_names(records)):
@@ -36,7 +36,9 @@ def speeds(records: Sequence[Mapping[str, Any]], title: str) -> Any:
         axes.set_title(f"{title}: {kind}" if kind == kinds[0] else kind)
         axes.set_xlabel("prompt (tokens)" if kind == "prefill" else "tokens in the cache")
         axes.set_ylabel("tokens a second")
-    all_axes[0][0].legend(fontsize=8)
+    # Below the panels: inside one, a legend of four lines covers some line at any speed.
+    entries = dict(zip(*reversed(all_axes[0][0].get_legend_handles_labels()), strict=True))
+    figure.legend(entries.values(), entries, loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
