@@ -18,7 +18,7 @@ def setup(app: Any) -> dict[str, Any]:
 
 
 def _as_written(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings here mark code with backticks, and examples by indentation, and nothing else.
+    """Docstrings here mark code with backticks, examples by indentation (with or without `::`), and nothing else.
 
     So what reStructuredText would read as more is escaped, and an indented paragraph becomes a code block.
     """
@@ -29,6 +29,9 @@ def _as_written(app: Any, what: str, name: str, thing: Any, options: Any, lines:
         if line.strip() and not indented:
             example = False
         elif indented and not example and _opens_example(lines, index):
+            announced = next(place for place in reversed(range(len(result))) if result[place].strip())
+            # Whoever writes `::` means the same: left as it is, it would take the directive for its literal block.
+            result[announced] = re.sub("::$", ":", result[announced])
             result += [".. code-block:: python", ""]
             example = True
         result.append(line if example else _escaped(line))
