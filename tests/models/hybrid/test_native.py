@@ -15,6 +15,7 @@ from labkit.models import Rows
 from labkit.models.contract import Model
 from labkit.models.hybrid.config import NotSpecialised
 from labkit.models.hybrid.native import NativeHybrid
+from labkit.models.hybrid.native.records import address
 from tests.models.hybrid.small import TEXT, config, models, prompt, random_module, tiny_hybrid
 
 pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="loops for machines whose device is the CPU")
@@ -306,3 +307,9 @@ def test_what_auto_takes(tmp_path):
     assert type(labkit.load(other).model).__name__ == "Adapter"
     with pytest.raises(LoadError, match="no specialised graph"):
         labkit.load(other, graph="native")
+
+
+@pytest.mark.parametrize("array", [np.zeros(4), np.zeros(4, np.int32), np.zeros((4, 4), np.float32).T])
+def test_only_what_native_code_reads_has_an_address(array):
+    with pytest.raises(AssertionError, match="native code"):
+        address(array)

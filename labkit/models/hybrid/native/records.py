@@ -70,7 +70,13 @@ def carved(dtype: type, **counts: int) -> tuple[np.ndarray, dict[str, int]]:
     return memory, places
 
 
+READ = frozenset({"f4", "i8", "u1"})
+"""What native code takes an address for: float32, int64, bytes; and records. It reads no dtype, so another one would be
+read as one of these."""
+
+
 def address(array: np.ndarray) -> int:
     """Of the first byte of an array whose rows lie behind each other."""
-    assert array.flags.c_contiguous
+    assert array.flags.c_contiguous, "native code reads row behind row"
+    assert array.dtype.kind == "V" or array.dtype.str[1:] in READ, f"native code does not read {array.dtype}"
     return array.__array_interface__["data"][0]
