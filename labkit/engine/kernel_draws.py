@@ -6,6 +6,7 @@ noise is not that of MLX's generator: a seed that gives one text on a CPU gives 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -71,7 +72,15 @@ class _Table:
         return self._counted[: len(steps)]
 
 
-_table = lru_cache(maxsize=64)(_Table)
+_made = threading.local()
+
+
+def _table(rows: tuple[Options, ...]) -> _Table:
+    """This thread's table of these rows: a table counts steps in arrays that no other thread may touch, and engines in
+    several threads may well decode rows of equal options."""
+    if not hasattr(_made, "table"):
+        _made.table = lru_cache(maxsize=64)(_Table)
+    return _made.table(rows)
 
 
 def _array(column: tuple, dtype: mx.Dtype) -> mx.array:

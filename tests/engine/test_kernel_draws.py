@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import mlx.core as mx
 import pytest
@@ -26,7 +27,7 @@ PARAMS = {
 
 @pytest.fixture(autouse=True)
 def kernels():
-    kernel_draws._table.cache_clear()
+    kernel_draws._made.__dict__.clear()
     with use_target("reference"):
         yield
 
@@ -101,3 +102,19 @@ def test_options_are_laid_out_once_while_the_same_rows_decode(monkeypatch):
     assert len(made) == len(kernel_draws.Options._fields) + 1
     chosen(logits(2), rows[:2], [10, 15])
     assert len(made) == 2 * (len(kernel_draws.Options._fields) + 1)
+
+
+def test_engines_in_two_threads_may_decode_equal_rows():
+    """One thread's steps are counted in arrays that it has not evaluated: another thread cannot."""
+    rows = (rows_of(["plain"])[0].for_kernels,)
+    told = []
+
+    def decode(steps):
+        counted = [kernel_draws._table(rows).steps((step,)) for step in steps]
+        told.append(counted[-1].item() if steps[0] else None)
+
+    for steps in ([0, 1], [2, 3]):  # the second goes on where the first one stands
+        thread = threading.Thread(target=decode, args=(steps,))
+        thread.start()
+        thread.join()
+    assert told == [None, 3]
