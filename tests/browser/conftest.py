@@ -62,7 +62,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Any]:
         watched = Watched(context.new_page())
         page = watched.page
         page.on("request", lambda r: None if _is_local(r.url) else watched.external.append(r.url))
-        page.on("requestfailed", lambda r: watched.failed.append(f"{r.url} ({r.failure})"))
+        page.on("requestfailed", lambda r: None if _was_left(r) else watched.failed.append(f"{r.url} ({r.failure})"))
         page.on("response", lambda r: watched.failed.append(f"{r.url} ({r.status})") if r.status >= 400 else None)
         page.on("pageerror", lambda error: watched.errors.append(error.message))
         contexts.append((context, watched))
@@ -74,6 +74,14 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Any]:
             name = f"{os.environ['PYTEST_CURRENT_TEST'].split('::')[-1].split(' ')[0]}-{number}.png"
             watched.page.screenshot(path=str(Path(folder) / name.replace("/", "_")), full_page=True)
         context.close()
+
+
+def _was_left(request: Any) -> bool:
+    """Whether the browser itself gave the request up, since the test went on to another page: nothing was missing.
+
+    An icon, say, is asked for after the load event. A file that does not exist fails otherwise (ERR_FILE_NOT_FOUND).
+    """
+    return request.failure == "net::ERR_ABORTED"
 
 
 def _is_local(url: str) -> bool:
