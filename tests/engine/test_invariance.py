@@ -19,6 +19,7 @@ from labkit.engine.memory import FakeMeter
 from labkit.engine.prefix import PrefixStore
 from labkit.models import LoadError
 from tests.engine.test_batching import prompt
+from tests.nightly import many
 from tests.tiny_models import write_checkpoint
 
 GIB = 1 << 30
@@ -134,9 +135,9 @@ def test_nor_in_the_graph_of_the_gpus(models, name, schedule):
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["native", "native, sparse", "specialised", "specialised, sparse"])
-@settings(relaxed, max_examples=300)
+@settings(relaxed, max_examples=many(300))
 @given(schedule=SCHEDULES)
 def test_by_the_hundred(models, name, schedule):
     check(models[name], schedule)

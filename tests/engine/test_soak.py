@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 import labkit
+from tests.nightly import many
 
 
 class Fussy:
@@ -114,4 +115,4 @@ def test_five_hundred_requests(loaded):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["llama", "sliding", "hybrid"])
 def test_ten_thousand_requests(loaded, name):
-    check(loaded(name), 10_000)
+    check(loaded(name), many(10_000))

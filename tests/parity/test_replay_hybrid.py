@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 import labkit
 from labkit.models.hybrid import Hybrid
 from labkit.parity.replay import Oracle, Recorder, run, tolerant_replay
+from tests.nightly import many
 from tests.parity.replaying import crowd, pair, replayed, schedules
 from tests.tiny_models import CONFIGS, write_checkpoint
 
@@ -43,7 +44,8 @@ def test_hybrid_with_experts(sparse, schedule):
 
 
 @pytest.mark.nightly
-@settings(quick, max_examples=1000)
+@pytest.mark.timeout(3600)
+@settings(quick, max_examples=many(1000))
 @given(schedule=schedules())
 def test_hybrid_a_thousand_times(hybrid, schedule):
     assert replayed(*hybrid, schedule).faults == []

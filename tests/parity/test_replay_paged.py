@@ -16,6 +16,7 @@ import labkit
 from labkit.caches.paged_rows import PagedRows
 from labkit.parity.replay import Oracle, Recorder, Schedule, Verdict, run
 from labkit.parity.replay import replay as replay_log
+from tests.nightly import many
 from tests.parity.replaying import crowd, pair, schedules
 from tests.tiny_models import write_checkpoint
 
@@ -66,8 +67,9 @@ def test_random_schedules(models, name, schedule, block):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["llama", "sliding", "hybrid"])
-@settings(quick, max_examples=400)
+@settings(quick, max_examples=many(400))
 @given(schedule=schedules(), block=st.sampled_from([1, 2, 4, 8, 16, 64]))
 def test_random_schedules_by_the_hundred(models, name, schedule, block):
     assert replayed(*models[name], apart(schedule) if name == "sliding" else schedule, block).faults == []

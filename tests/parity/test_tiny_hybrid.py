@@ -50,6 +50,7 @@ def test_mlx_lm_agrees_with_torch(loaded):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["whole", "incremental"])
 def test_every_stored_position_agrees(loaded, kind):
     oracle = open_golden(f"tiny-hybrid/torch-{kind}")

@@ -19,6 +19,7 @@ from labkit.engine.memory import FakeClock, FakeMeter
 from labkit.engine.prefix import PrefixStore
 from labkit.engine.prefix.filesystem import FileSystem
 from tests.engine.parking.conftest import GRID, ask
+from tests.nightly import many
 from tests.tiny_models import write_checkpoint
 
 ROOM = 200_000  # beside the weights, below the hard line; one long request takes some 60,000
@@ -154,8 +155,8 @@ TestRequests = Requests.TestCase
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 class TestRequestsLong(Requests.TestCase):
     settings = settings(
-        max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=many(300), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )

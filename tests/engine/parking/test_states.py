@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from labkit.engine.parking import ENDS, LINE, LIVE, TRANSITIONS, IllegalMove, Ledger, Policy, Row, State, Trigger, after
 from tests.engine.parking.world import CEILING, GRID, WEIGHTS, World
+from tests.nightly import many
 
 
 def test_the_table_is_closed_and_every_end_can_be_reached():
@@ -173,7 +174,7 @@ TestPressure.settings = settings(max_examples=60, stateful_step_count=30, deadli
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 class TestPressureLong(Pressure.TestCase):
-    settings = settings(max_examples=1000, stateful_step_count=80, deadline=None)
+    settings = settings(max_examples=many(1000), stateful_step_count=80, deadline=None)
 
 
 @pytest.mark.parametrize("reserve", ["nothing", "prompts", "answers"])

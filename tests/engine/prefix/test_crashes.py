@@ -16,6 +16,7 @@ from labkit.engine.prefix.disk import DiskTier
 from labkit.engine.prefix.filesystem import FileSystem
 from labkit.engine.prefix.folder import Folder
 from tests.engine.prefix import crash_child
+from tests.nightly import many
 
 
 class Killer:
@@ -86,8 +87,8 @@ def test_fifty_kills_lose_nothing_that_was_written(killer, tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(8))
 def test_hundreds_of_kills_lose_nothing_that_was_written(killer, tmp_path, seed):
-    kills(killer, tmp_path / "store", rounds=60, seed=seed)
-    kills(killer, tmp_path / "small", rounds=40, seed=seed, limit=100_000)
+    kills(killer, tmp_path / "store", rounds=many(60), seed=seed)
+    kills(killer, tmp_path / "small", rounds=many(40), seed=seed, limit=100_000)
 
 
 class PowerCut(FileSystem):

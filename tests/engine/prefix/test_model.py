@@ -15,6 +15,7 @@ from labkit.engine.prefix import PrefixStore, Retention
 from tests.engine.prefix.conftest import KINDS, WIDTH, Witness
 from tests.engine.prefix.faults import BROKEN, FULL, Failing
 from tests.engine.prefix.test_store import identical
+from tests.nightly import many
 
 # Few tokens and few lengths, so that prompts share beginnings and part.
 PROMPTS = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=5).map(
@@ -229,6 +230,6 @@ TestStore.settings = settings(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 class TestStoreLong(Machine.TestCase):
-    settings = settings(max_examples=600, stateful_step_count=60, deadline=None)
+    settings = settings(max_examples=many(600), stateful_step_count=60, deadline=None)
