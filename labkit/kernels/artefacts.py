@@ -28,7 +28,8 @@ class ArtefactCache:
 
     Args:
         folder: where it lies; made when missing. By default labkit's cache folder for kernels.
-        limit_bytes: what all entries together may take; checked after each build.
+        limit_bytes: what all entries together may take; checked after a process's first build, and again whenever what
+            it built since could fill an eighth of what was free (other processes build too).
     """
 
     def __init__(self, folder: Path | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES):
@@ -41,6 +42,7 @@ class ArtefactCache:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.limit_bytes = limit_bytes
+        self._until_a_look = 0  # bytes
 
     def get(self, key: str, build: Callable[[Path], None]) -> Path:
         """The folder of the entry `key`; `build(folder)` fills it if it is not there yet.
@@ -88,16 +90,25 @@ class ArtefactCache:
             if path.name.startswith(".") or not path.is_dir():
                 continue
             with contextlib.suppress(OSError):  # another process may be removing it
-                size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-                found.append((path, path.stat().st_mtime, size))
+                found.append((path, path.stat().st_mtime, _size_bytes(path)))
         return found
 
     def _trim(self, keep: str) -> None:
+        # A look at thousands of entries takes longer than most builds: not after each of them.
+        self._until_a_look -= _size_bytes(self.folder / keep)
+        if self._until_a_look > 0:
+            return
         entries = sorted(self._entries(), key=lambda entry: entry[1])
         total = sum(size for _, _, size in entries)
+        enough = self.limit_bytes if total <= self.limit_bytes else self.limit_bytes * 7 // 8  # room for the next ones
         for path, _, size in entries:
-            if total <= self.limit_bytes:
-                return
+            if total <= enough:
+                break
             if path.name != keep:
                 shutil.rmtree(path, ignore_errors=True)
                 total -= size
+        self._until_a_look = (self.limit_bytes - total) // 8
+
+
+def _size_bytes(entry: Path) -> int:
+    return sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())

@@ -59,6 +59,20 @@ def test_the_least_recently_used_goes_first(tmp_path):
     assert cache.size_bytes() == 0
 
 
+def test_what_lies_there_is_not_looked_through_after_each_build(tmp_path, monkeypatch):
+    cache, looks, look = ArtefactCache(tmp_path, limit_bytes=10_000), [], ArtefactCache._entries
+    monkeypatch.setattr(ArtefactCache, "_entries", lambda self: looks.append(1) or look(self))
+    for number in range(600):
+        cache.get(f"{number:03x}", writes(20))
+    assert cache.size_bytes() <= 10_000
+    assert len(looks) < 60
+    looks.clear()
+    roomy = ArtefactCache(tmp_path / "roomy")
+    for number in range(150):
+        roomy.get(f"{number:02x}", writes(100))
+    assert len(looks) == 1
+
+
 def test_an_entry_over_the_limit_still_serves_who_asked(tmp_path):
     assert (ArtefactCache(tmp_path, limit_bytes=10).get("00", writes(100)) / "file").exists()
 
