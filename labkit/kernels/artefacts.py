@@ -28,8 +28,8 @@ class ArtefactCache:
 
     Args:
         folder: where it lies; made when missing. By default labkit's cache folder for kernels.
-        limit_bytes: what all entries together may take; checked after a process's first build, and again whenever what
-            it built since could fill an eighth of what was free (other processes build too).
+        limit_bytes: what all entries together may take; checked after a process's first build, and whenever it has
+            built a 64th of that much.
     """
 
     def __init__(self, folder: Path | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES):
@@ -100,14 +100,13 @@ class ArtefactCache:
             return
         entries = sorted(self._entries(), key=lambda entry: entry[1])
         total = sum(size for _, _, size in entries)
-        enough = self.limit_bytes if total <= self.limit_bytes else self.limit_bytes * 7 // 8  # room for the next ones
         for path, _, size in entries:
-            if total <= enough:
+            if total <= self.limit_bytes:
                 break
             if path.name != keep:
                 shutil.rmtree(path, ignore_errors=True)
                 total -= size
-        self._until_a_look = (self.limit_bytes - total) // 8
+        self._until_a_look = self.limit_bytes // 64
 
 
 def _size_bytes(entry: Path) -> int:

@@ -60,17 +60,15 @@ def test_the_least_recently_used_goes_first(tmp_path):
 
 
 def test_what_lies_there_is_not_looked_through_after_each_build(tmp_path, monkeypatch):
-    cache, looks, look = ArtefactCache(tmp_path, limit_bytes=10_000), [], ArtefactCache._entries
+    cache, looks, look = ArtefactCache(tmp_path, limit_bytes=64 * 100), [], ArtefactCache._entries
     monkeypatch.setattr(ArtefactCache, "_entries", lambda self: looks.append(1) or look(self))
-    for number in range(600):
-        cache.get(f"{number:03x}", writes(20))
-    assert cache.size_bytes() <= 10_000
-    assert len(looks) < 60
-    looks.clear()
-    roomy = ArtefactCache(tmp_path / "roomy")
-    for number in range(150):
-        roomy.get(f"{number:02x}", writes(100))
-    assert len(looks) == 1
+    for number in range(100):
+        cache.get(f"{number:02x}", writes(10))
+    assert len(looks) == 10
+    (tmp_path / "00" / "more").write_bytes(b"x" * 6400)
+    for number in range(100, 110):
+        cache.get(f"{number:02x}", writes(10))
+    assert cache.size_bytes() <= 6400
 
 
 def test_an_entry_over_the_limit_still_serves_who_asked(tmp_path):
