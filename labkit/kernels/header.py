@@ -66,6 +66,22 @@ class Header:
         """One header of several files, in order."""
         return _read(tuple(paths))
 
+    def followed_by(self, *others: Header) -> Header:
+        """This header with the sections of others behind its own.
+
+        Raises:
+            ValueError: a name that two of them provide differently.
+        """
+        sections = list(self.sections)
+        for section in (section for other in others for section in other.sections):
+            if section not in sections:
+                sections.append(section)
+        seen = [name for section in sections for name in section.provides]
+        if twice := {name for name in seen if seen.count(name) > 1}:
+            raise ValueError(f"header sections provide {sorted(twice)} twice")
+        preambles = dict.fromkeys(header.preamble for header in (self, *others) if header.preamble)
+        return Header("\n".join(preambles), tuple(sections))
+
     def used_sections(self, *texts: str) -> list[Section]:
         """The sections that `texts` need, with those that these need in turn."""
         wanted = set().union(*(identifiers(text) for text in texts)) | identifiers(self.preamble)

@@ -31,8 +31,9 @@ FEWEST_COLUMNS = 128
 """Columns below which a part is not worth its merge: 4K columns took 33 us in parts of 128 and 41 in parts of 64."""
 
 _FOLDER = Path(__file__).parent
-_COLUMNS = Header.from_file(_FOLDER / "columns.h")
-_HEADER = Header(TILES.preamble, (*TILES.sections, *_COLUMNS.sections))
+ATTENTION = TILES.followed_by(Header.from_file(*(_FOLDER / f"{name}.h" for name in ("columns", "decode", "merge"))))
+"""The texts that the kernels of this folder share."""
+
 _CACHED = ["keys", "values", "tail_keys", "tail_values"]
 _ROWS = ["first", "last", "settled", "table"]
 _INPUTS = ["queries", *_CACHED, *_ROWS, "scale", "L", "S", "TAIL", "HKV", "PARTS", "BLOCK"]
@@ -43,7 +44,7 @@ DECODE: dict[Form, Kernel] = {
         _INPUTS,
         ["partial", "stats"],
         name=f"decode_attention_{form}",
-        header=_HEADER,
+        header=ATTENTION,
         reference=reference.parts,
     )
     for form, path in (("lanes", "decode"), ("tensor", "decode_tensor"))
@@ -54,6 +55,7 @@ MERGE = Kernel.from_file(
     ["partial", "stats", "gates", "PARTS"],
     ["out"],
     name="merge_attention_parts",
+    header=ATTENTION,
     reference=reference.merge,
 )
 
@@ -63,7 +65,7 @@ PREFILL: dict[PrefillForm, Kernel] = {
         ["queries", "keys", "values", "start", "first", "scale", "L", "S", "HQ", "HKV"],
         ["out"],
         name=f"prefill_attention_{form}",
-        header=_HEADER,
+        header=ATTENTION,
         reference=reference.prefill,
     )
     for form, path in (("simdgroup", "prefill"), ("tensor", "prefill_tensor"))

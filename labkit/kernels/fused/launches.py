@@ -17,6 +17,7 @@ from labkit.kernels.placement import on_device
 _HERE = Path(__file__).parent
 _VALUES = Header.from_file(_HERE / "values.h")
 _HEADS = Header.from_file(_HERE / "values.h", _HERE / "heads.h")
+_ROUTER = SHARED.followed_by(Header.from_file(_HERE / "router.h"))
 _THREADS = 256
 
 QK_NORM_ROPE = Kernel.from_file(
@@ -54,7 +55,7 @@ NORM_ROUTER = Kernel.from_file(
     _HERE / "norm_router.metal",
     ["x", "residual", "weight", "router", "scales", "biases", "eps", "E"],
     ["hidden", "normed", "logits"],
-    header=SHARED,
+    header=_ROUTER,
     reference=reference.norm_router,
 )
 

@@ -11,7 +11,7 @@ from labkit.kernels.gated_delta.spans import full_spans
 from labkit.kernels.header import Header
 
 _HERE = Path(__file__).parent
-DELTA = Header.from_file(_HERE / "rows.h", _HERE / "delta.h")
+DELTA = Header.from_file(_HERE / "rows.h", _HERE / "delta.h", _HERE / "step.h")
 """The texts that the kernels of this folder share."""
 
 ACTIVATIONS = (mx.float32, mx.float16, mx.bfloat16)

@@ -360,3 +360,50 @@ struct FewRowsByTensor {
     return sum;
   }
 };
+
+//@provides larger
+// Of two numbers known when the text is compiled: threadgroup memory that several stages share.
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+//@provides few_rows_tile
+// PARTS tiles of 16 columns of y, from column `first` on, of `stride` values a row. All threads of SIMDS simdgroups call; `memory` is
+// free again behind the next barrier.
+template <class FewRows, int M, int N, int PARTS, int SIMDS, class S, class T>
+METAL_FUNC void few_rows_tile(const device uint* w, const device S* scales, const device S* biases, const device T* x, uint first,
+                              device T* y, threadgroup float* memory, uint thread_, uint lane, uint simdgroup) {
+  WeightRows<S> parts[PARTS];
+  for (int p = 0; p < PARTS; p++) parts[p].w = w, parts[p].scales = scales, parts[p].biases = biases, parts[p].first = first + 16 * p;
+  FewRows::run(parts, x, 0, nullptr, nullptr, memory, lane, simdgroup);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = thread_; i < 16 * PARTS * M; i += 32 * SIMDS) {
+    uint row = i % (16 * PARTS), m = i / (16 * PARTS);
+    if (first + row < uint(N)) y[size_t(m) * N + first + row] = static_cast<T>(FewRows::at(memory, row / 16, row % 16, m));
+  }
+}
+
+//@provides gate_up_tile
+// hidden[n] = silu(gate . x) (up . x) for one assignment and the 16 columns from parts[0].first on: gate's and up's rows of its
+// expert are read together, each once. `factor` is one.
+template <class FewRows, int N, class S, class T>
+METAL_FUNC void gate_up_tile(thread const WeightRows<S>* parts, const device T* x, threadgroup const int* expert,
+                             threadgroup const float* factor, device T* hidden, threadgroup float* memory, uint thread_, uint lane,
+                             uint simdgroup) {
+  FewRows::run(parts, x, 0, expert, factor, memory, lane, simdgroup);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  uint column = parts[0].first + thread_;
+  if (thread_ < 16 && column < uint(N)) {
+    hidden[column] = static_cast<T>(swiglu(FewRows::at(memory, 0, thread_, 0), FewRows::at(memory, 1, thread_, 0)));
+  }
+}
+
+//@provides prefetch_rows
+// Send for the 16 rows of a tile and their scales (see `prefetch`), by three threads.
+template <int BITS, int GROUP, int K, int N, class S>
+METAL_FUNC void prefetch_rows(thread const WeightRows<S>& tile, size_t matrix, uint thread_) {
+  if (tile.first >= uint(N) || thread_ % 32 != 0 || thread_ >= 96) return;
+  uint rows = min(16u, uint(N) - tile.first);
+  size_t row = matrix * N + tile.first;
+  if (thread_ == 0) prefetch(tile.w + row * (uint(K) * BITS / 32), rows * (uint(K) * BITS / 8));
+  if (thread_ == 32) prefetch(tile.scales + row * (K / GROUP), rows * (K / GROUP) * uint(sizeof(S)) / 16 * 16);
+  if (thread_ == 64) prefetch(tile.biases + row * (K / GROUP), rows * (K / GROUP) * uint(sizeof(S)) / 16 * 16);
+}

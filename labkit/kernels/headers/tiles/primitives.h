@@ -14,14 +14,21 @@ METAL_FUNC uint2 two_words(uint x, uint y) {
 }
 
 //@provides load16_stream
-// 16 bytes that nobody reads again: on CUDA past the first-level cache.
+// 16 bytes that nobody reads again: on CUDA past the first-level cache. (LABKIT_COHERENT: see `load16_if`.)
 template <class P> METAL_FUNC uint4 load16_stream(P p, bool wanted = true) {
 #if defined(__CUDACC__)
+#if defined(LABKIT_COHERENT)
+#define LK_STREAM "ld.global.L1::no_allocate.L2::128B.v4.u32"
+#define LK_BEHIND : "memory"
+#else
+#define LK_STREAM "ld.global.nc.L1::no_allocate.L2::128B.v4.u32"
+#define LK_BEHIND
+#endif
   // A predicate, not a branch: loads stay together. Volatile: they stay where they are, before the arithmetic.
   uint4 v;
   asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n mov.u32 %0, 0;\n mov.u32 %1, 0;\n mov.u32 %2, 0;\n mov.u32 %3, 0;\n"
-               " @p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-               : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"(static_cast<uint>(wanted)));
+               " @p " LK_STREAM " {%0, %1, %2, %3}, [%4];\n}"
+               : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"(static_cast<uint>(wanted)) LK_BEHIND);
   return v;
 #else
   return wanted ? *p : four_words(0, 0, 0, 0);
@@ -29,9 +36,10 @@ template <class P> METAL_FUNC uint4 load16_stream(P p, bool wanted = true) {
 }
 
 //@provides load16_if load8_if
-// Words that others read too, or zeros.
+// Words that others read too, or zeros. (LABKIT_COHERENT: other threadgroups of the same launch may have written them, which rules
+// out the read-only path, and keeps these loads behind the barrier that waited for it.)
 template <class P> METAL_FUNC uint4 load16_if(P p, bool wanted) {
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) && !defined(LABKIT_COHERENT)
   uint4 v;
   asm("{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n mov.u32 %0, 0;\n mov.u32 %1, 0;\n mov.u32 %2, 0;\n mov.u32 %3, 0;\n"
       " @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
@@ -42,7 +50,7 @@ template <class P> METAL_FUNC uint4 load16_if(P p, bool wanted) {
 #endif
 }
 template <class P> METAL_FUNC uint2 load8_if(P p, bool wanted) {
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) && !defined(LABKIT_COHERENT)
   uint2 v;
   asm("{\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n mov.u32 %0, 0;\n mov.u32 %1, 0;\n @p ld.global.nc.v2.u32 {%0, %1}, [%2];\n}"
       : "=&r"(v.x), "=&r"(v.y) : "l"(p), "r"(static_cast<uint>(wanted)));
