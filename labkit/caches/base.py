@@ -61,6 +61,7 @@ class Cache(ABC):
     batched: ClassVar[bool] = False
     supports: ClassVar[frozenset[str]] = OPERATIONS
     layout: Layout | None = None
+    _mark: Any = None
 
     # -- towards mlx-lm ----------------------------------------------------------------------------------------------
 
@@ -162,11 +163,21 @@ class Cache(ABC):
 
     @abstractmethod
     def commit(self, accepted: Any) -> None:
-        """Keep the first `accepted` tokens after the checkpoint (an int, or one by row) and forget the checkpoint."""
+        """Keep the first `accepted` tokens after the checkpoint (an int, or one by row; all that there are if more) and
+        forget the checkpoint. Right-padded input counts with its valid tokens, once it is finalized.
+
+        Raises:
+            ValueError: without a checkpoint, or a negative number.
+        """
 
     def rollback(self) -> None:
         """Return to the checkpoint."""
         self.commit([0] * self.batch_size)
+
+    def _no_open_span(self, operation: str) -> None:
+        """Raises ValueError between `checkpoint` and `commit`, for what would leave the mark behind."""
+        if self._mark is not None:
+            raise ValueError(f"a {self.kind} cache cannot {operation} after a checkpoint: commit or roll back first")
 
     # -- towards labkit's kernels ------------------------------------------------------------------------------------
 
@@ -219,8 +230,12 @@ class Cache(ABC):
         """The arrays of the tokens start to end, of a kind whose layout is `by_token`."""
         return {name: array[..., start:end, :] for name, array in self._pack()[0].items()}
 
+    def room_for(self, tokens: int) -> int:
+        """How many columns `fill_columns` is best given for `tokens` tokens: more where the kind goes on in them."""
+        return tokens
+
     def fill_columns(self, arrays: dict[str, mx.array], tokens: int) -> None:
-        """Hold the first `tokens` tokens, whose `columns` these are."""
+        """Hold the first `tokens` tokens, whose `columns` these are; up to `room_for` of them may be room."""
         self._unpack(arrays, {"offset": tokens})
 
     def snapshot(self) -> bytes:
@@ -239,7 +254,7 @@ class Cache(ABC):
         """
         arrays, scalars, stored = snapshots.from_bytes(cls.__name__, layout, data)
         cache = cls.__new__(cls)
-        cache.layout = stored
+        cache.layout = stored or layout
         try:
             cache._unpack(arrays, scalars)
         except KeyError as error:
@@ -284,6 +299,36 @@ def to_trim(n: int, present: int) -> int:
     if n < 0:
         raise ValueError(f"a cache cannot be trimmed by {n} tokens")
     return min(present, n)
+
+
+def to_keep(accepted: Any, batch: int) -> list[int]:
+    """How many tokens of a span each of `batch` rows keeps, from an int for all or one a row.
+
+    Raises:
+        ValueError: a negative number, which would take out tokens from before the checkpoint.
+    """
+    kept = per_row(accepted, batch)
+    if min(kept, default=0) < 0:
+        raise ValueError(f"a cache cannot keep {accepted} tokens of a span")
+    return kept
+
+
+def columns_of_tokens(written: Sequence[tuple[int, Sequence[int]]]) -> list[list[int]]:
+    """Where each row's tokens stand among all columns of a span.
+
+    Args:
+        written: of each forward, its columns and how many of them are tokens in each row; padding stands right of them.
+
+    Returns:
+        For each row the columns of its tokens, counted over all forwards side by side.
+    """
+    rows: list[list[int]] = [[] for _ in written[0][1]]
+    start = 0
+    for width, counts in written:
+        for row, count in zip(rows, counts, strict=True):
+            row.extend(range(start, start + count))
+        start += width
+    return rows
 
 
 def per_row(value: Any, batch: int) -> list[int]:

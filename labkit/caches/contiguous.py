@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.caches import host, masks
-from labkit.caches.base import Cache, Unsupported, per_row, to_trim
+from labkit.caches.base import Cache, Unsupported, per_row, to_keep, to_trim
 from labkit.caches.host import HostViews, Lent
 from labkit.caches.layout import Layout, keys_and_values
 from labkit.caches.tail import TAIL, Tailed
@@ -31,7 +31,6 @@ class Columns(Tailed, Cache):
     keys = Lent()
     values = Lent()
     _host: HostViews | None = None
-    _mark: Any = None
 
     @property
     @abstractmethod
@@ -53,6 +52,13 @@ class Columns(Tailed, Cache):
             return mx.concatenate([buffer[:, :, :filled], room], axis=2)
 
         self.keys, self.values = grown(self.keys, keys), grown(self.values, values)
+
+    def _write_columns(self, start: int, end: int, keys: mx.array, values: mx.array) -> None:
+        buffers = self.keys, self.values
+        for buffer, new in zip(buffers, (keys, values), strict=True):
+            buffer[..., start:end, :] = new
+        # Set, not only written into: where a reader holds the old bytes these are others, and the host must be told.
+        self.keys, self.values = buffers
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The columns in use."""
@@ -177,8 +183,7 @@ class Contiguous(Columns):
         start, end = self.offset, self.offset + keys.shape[2]
         self._grow(end, keys, values)
         self.offset = end
-        self.keys[..., start:end, :] = keys
-        self.values[..., start:end, :] = values
+        self._write_columns(start, end, keys, values)
         return self.keys_and_values()
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -220,7 +225,7 @@ class Contiguous(Columns):
     def commit(self, accepted: Any) -> None:
         if self._mark is None:
             raise ValueError("commit without a checkpoint")
-        kept = set(per_row(accepted, self.batch_size))
+        kept = set(to_keep(accepted, self.batch_size))
         if len(kept) > 1:
             raise Unsupported("serial contiguous", "hold rows of several lengths", "merge serial rows instead")
         self.offset = min(self.offset, self._mark + kept.pop())
@@ -241,6 +246,9 @@ class Contiguous(Columns):
     def columns(self, start: int, end: int) -> dict[str, mx.array]:
         # Out of the buffers themselves: a copy of all tokens for each block would make a long prompt quadratic.
         return {"keys": self.keys[..., start:end, :], "values": self.values[..., start:end, :]}
+
+    def room_for(self, tokens: int) -> int:
+        return rounded(tokens + 1)
 
     def _unpack(self, arrays: dict, scalars: dict) -> None:
         self.keys, self.values = arrays.get("keys"), arrays.get("values")

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, per_row, row_numbers, to_trim
+from labkit.caches.base import Cache, per_row, row_numbers, to_keep, to_trim
 from labkit.caches.contiguous import Columns, Contiguous, rounded
 from labkit.caches.layout import Layout, keys_and_values
 from labkit.caches.rectangle import right_justified, roll_rows
@@ -56,8 +56,7 @@ class BatchedContiguous(Columns):
         start, end = self._idx, self._idx + keys.shape[2]
         self._grow(end, keys, values)
         self._advance_columns(keys.shape[2])
-        self.keys[..., start:end, :] = keys
-        self.values[..., start:end, :] = values
+        self._write_columns(start, end, keys, values)
         return self.keys_and_values()
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
@@ -107,33 +106,38 @@ class BatchedContiguous(Columns):
         self.offset = self.offset - n
         return n
 
+    def _tokens(self) -> list[int]:
+        return [max(0, offset) for offset in self.offset.tolist()]
+
     def checkpoint(self) -> None:
-        self._mark = self._idx
+        self._mark = self._tokens()
 
     def commit(self, accepted: Any) -> None:
         if self._mark is None:
             raise ValueError("commit without a checkpoint")
-        span = self._idx - self._mark
-        dropped = [span - min(span, kept) for kept in per_row(accepted, self.batch_size)]
+        kept = to_keep(accepted, self.batch_size)
+        dropped = [max(0, now - before - n) for now, before, n in zip(self._tokens(), self._mark, kept, strict=True)]
         self.trim(min(dropped))
         if max(dropped) > min(dropped):
             self._shift_right(mx.array([n - min(dropped) for n in dropped], dtype=mx.int32))
         self._mark = None
 
     def filter(self, rows: Any) -> None:
+        self._no_open_span("filter")
         rows = row_numbers(rows, self.batch_size)
         self.offset, self.left_padding = self.offset[rows], self.left_padding[rows]
         if self.keys is None:
             return
         self.keys, self.values = self.keys[rows], self.values[rows]
         # Columns that are padding in every row that stayed would be read by every step to come.
-        if shared := min(self.left_padding.tolist(), default=0):
+        if shared := min([self._idx, *self.left_padding.tolist()]):
             self._idx -= shared
             end = min(self.keys.shape[2], shared + rounded(self._idx))  # no more free room than a smaller batch has
             self.keys, self.values = self.keys[..., shared:end, :], self.values[..., shared:end, :]
             self.left_padding = self.left_padding - shared
 
     def extend(self, other: Cache) -> None:
+        self._no_open_span("extend")
         if not isinstance(other, BatchedContiguous):
             other = BatchedContiguous.from_rows([other])
         if self.keys is None and other.keys is None:

@@ -50,3 +50,8 @@ def copied(array: mx.array) -> tuple[mx.array, np.ndarray]:
     """A float32 copy of an array and a view of its memory that can be written."""
     own = mx.array(np.asarray(array.astype(mx.float32)))
     return own, np.array(own, copy=False)
+
+
+def shares_memory() -> bool:
+    """Whether the host reads and writes arrays where they lie: the CPU computes, or a GPU with the same memory."""
+    return mx.default_device().type != mx.gpu or mx.metal.is_available()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, per_row, to_trim
+from labkit.caches.base import Cache, Unsupported, per_row, to_keep, to_trim
 from labkit.caches.block_pool import Table
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.layout import Layout
@@ -41,7 +41,6 @@ class PagedCache(Cache):
     plain: ClassVar[type[Cache]]  # the class that holds the same without blocks
     pages: Pages
     rows: PagedRows
-    _mark: Any = None
 
     @property
     def layout(self) -> Layout | None:
@@ -293,7 +292,7 @@ class Paged(PagedCache):
     def commit(self, accepted: Any) -> None:
         if self._mark is None:
             raise ValueError("commit without a checkpoint")
-        kept = set(per_row(accepted, self.batch_size))
+        kept = set(to_keep(accepted, self.batch_size))
         if len(kept) > 1:
             raise Unsupported("serial contiguous", "hold rows of several lengths", "merge serial rows instead")
         self._keep(min(self.offset, self._mark + kept.pop()))

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, per_row, row_numbers, to_trim
+from labkit.caches.base import Cache, Unsupported, per_row, row_numbers, to_keep, to_trim
 from labkit.caches.block_pool import Table
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.contiguous_batch import BatchedContiguous
@@ -40,6 +40,7 @@ class BatchedPaged(PagedCache):
         self._lefts = list(left_padding)
         self._idx = 0
         self._valid: list[int] | None = None  # of the right-padded input to come
+        self._right: list[int] = []  # and its padding
         self._offset: mx.array | None = None
 
     @property
@@ -106,15 +107,16 @@ class BatchedPaged(PagedCache):
             self._offset = None
         if right_padding is not None and any(per_row(right_padding, self.batch_size)):
             self._valid = per_row(lengths, self.batch_size)
+            self._right = per_row(right_padding, self.batch_size)
 
     def finalize(self) -> None:
         if self._valid is not None:
             self._valid = None
-            self._justify()
+            self._move_right(self._right)
 
-    def _justify(self) -> None:
-        """Padding behind a row's newest token becomes padding before its first."""
-        self._lefts = [self._idx - length for length in self.rows.lengths]
+    def _move_right(self, columns: Sequence[int]) -> None:
+        """So many columns behind each row's newest token become padding before its first."""
+        self._lefts = [left + n for left, n in zip(self._lefts, columns, strict=True)]
         self._offset = None
 
     def is_trimmable(self) -> bool:
@@ -128,16 +130,16 @@ class BatchedPaged(PagedCache):
         return n
 
     def checkpoint(self) -> None:
-        self._mark = self._idx
+        self._mark = list(self.rows.lengths)
 
     def commit(self, accepted: Any) -> None:
         if self._mark is None:
             raise ValueError("commit without a checkpoint")
-        span = self._idx - self._mark
-        dropped = [span - min(span, kept) for kept in per_row(accepted, self.batch_size)]
-        self.rows.truncate([max(0, length - n) for length, n in zip(self.rows.lengths, dropped, strict=True)])
+        kept, before = to_keep(accepted, self.batch_size), self.rows.lengths
+        self.rows.truncate([min(now, mark + n) for now, mark, n in zip(before, self._mark, kept, strict=True)])
+        dropped = [then - now for then, now in zip(before, self.rows.lengths, strict=True)]
         self._idx -= min(dropped)
-        self._justify()
+        self._move_right([n - min(dropped) for n in dropped])
         self._mark = None
 
     def begin_with(self, blocks: int) -> None:
@@ -149,16 +151,18 @@ class BatchedPaged(PagedCache):
         return twin
 
     def filter(self, rows: Any) -> None:
+        self._no_open_span("filter")
         kept = row_numbers(rows, self.batch_size).tolist()
         before, self.rows = self.rows, self.rows.fork(kept)
         before.release()
         self._lefts = [self._lefts[row] for row in kept]
         self._offset = None
-        if self._idx and (shared := min(self._lefts, default=0)):
+        if shared := min([self._idx, *self._lefts]):
             self._idx -= shared
             self._lefts = [left - shared for left in self._lefts]
 
     def extend(self, other: Cache) -> None:
+        self._no_open_span("extend")
         if isinstance(other, (Contiguous, BatchedContiguous)):
             other = (BatchedPaged if other.batched else Paged).adopt(other, self.pages)
         if isinstance(other, Paged):
@@ -186,7 +190,7 @@ class BatchedPaged(PagedCache):
         result = cls(caches[0].pages, [])
         result.rows = PagedRows.joined([cache.rows for cache in caches])
         result._idx = max(result.rows.lengths)
-        result._justify()
+        result._lefts = [result._idx - length for length in result.rows.lengths]
         return result
 
     def plain_cache(self) -> BatchedContiguous:

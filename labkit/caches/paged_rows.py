@@ -307,8 +307,11 @@ class PagedRows:
 @lru_cache(maxsize=512)
 def int32s(numbers: tuple[int, ...]) -> mx.array:
     """Numbers of the host on the device, int32; one array for all layers that ask for the same. Cut from a wider one:
-    MLX keeps the smallest arrays where a GPU must fetch them over the bus."""
-    return mx.array([*numbers, *[0] * (8 - len(numbers))], dtype=mx.int32)[: len(numbers)]
+    MLX keeps the smallest arrays where a GPU must fetch them over the bus. Computed at once: engines in other threads
+    may ask for the same, and only the thread that built an array may evaluate it."""
+    array = mx.array([*numbers, *[0] * (8 - len(numbers))], dtype=mx.int32)[: len(numbers)]
+    mx.async_eval(array)
+    return array
 
 
 def _rows_of(blocks: mx.array) -> mx.array:

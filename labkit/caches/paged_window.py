@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.caches.base import Cache, Unsupported, per_row, row_numbers
+from labkit.caches.base import Cache, Unsupported, per_row, row_numbers, to_keep
 from labkit.caches.block_pool import Table
 from labkit.caches.paged import PagedCache
 from labkit.caches.paged_rows import PagedRows
@@ -31,7 +31,6 @@ class WindowBlocks(PagedCache):
     ring: Ring
     _lefts: list[int]
     _valid: list[int] | None
-    _at_mark: list[int] | None = None
 
     @property
     def max_size(self) -> int:
@@ -58,7 +57,7 @@ class WindowBlocks(PagedCache):
         numbers = np.full((batch, 1, length, 1), NOTHING, np.int32)
         for b, (skip, count, first) in enumerate(zip(skips, counts, self.rows.lengths, strict=True)):
             numbers[b, 0, skip : skip + count, 0] = np.arange(first, first + count) + 1
-        if self._at_mark is None:
+        if self._mark is None:
             # What no query to come can see; only now, since the queries of the write before could.
             self.rows.drop_before([tokens - self.max_size for tokens in self.rows.lengths])
         self.rows.write(keys, values, skips, counts)
@@ -119,15 +118,15 @@ class WindowBlocks(PagedCache):
 
     def checkpoint(self) -> None:
         self.ring.checkpoint()
-        self._at_mark = list(self.rows.lengths)
+        self._mark = list(self.rows.lengths)
 
     def commit(self, accepted: Any) -> None:
-        kept = per_row(accepted, self.batch_size)
+        kept = to_keep(accepted, self.batch_size)
         self.ring.commit(kept)
         self.rows.truncate(
-            [min(tokens, mark + n) for tokens, mark, n in zip(self.rows.lengths, self._at_mark, kept, strict=True)]
+            [min(tokens, mark + n) for tokens, mark, n in zip(self.rows.lengths, self._mark, kept, strict=True)]
         )
-        self._at_mark = None
+        self._mark = None
 
     def finalize(self) -> None:
         self.ring.finalize()
@@ -249,7 +248,7 @@ class BatchedPagedWindow(WindowBlocks):
 
     def filter(self, rows: Any) -> None:
         kept = row_numbers(rows, self.batch_size).tolist()
-        self.ring.filter(rows)
+        self.ring.filter(kept)
         before, self.rows = self.rows, self.rows.fork(kept)
         before.release()
         self._lefts = [self._lefts[row] for row in kept]
@@ -257,8 +256,9 @@ class BatchedPagedWindow(WindowBlocks):
     def extend(self, other: Cache) -> None:
         if isinstance(other, Ring):
             other = (BatchedPagedWindow if other.batched else PagedWindow).adopt(other, self.pages)
+        joined = PagedRows.joined([self.rows, other.rows])
         self.ring.extend(other.ring)
-        before, self.rows = self.rows, PagedRows.joined([self.rows, other.rows])
+        before, self.rows = self.rows, joined
         before.release()
         self._lefts = [*self._lefts, *other._lefts]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import numpy as np
 
 from labkit.caches import host
-from labkit.caches.base import OPERATIONS, Cache, Unsupported, per_row, row_numbers
+from labkit.caches.base import OPERATIONS, Cache, Unsupported, columns_of_tokens, per_row, row_numbers, to_keep
 from labkit.caches.host import HostViews, Lent
 from labkit.caches.layout import ArraySpec, Layout, dtype_name
 
@@ -39,9 +39,7 @@ class Recurrent(Cache):
         self.lengths: mx.array | None = None
         self.layout = layout
         self._batch = batch
-        self._mark: list[mx.array | None] | None = None
-        self._advanced = 0
-        self._recorded: dict[int, mx.array] = {}
+        self._forget_span()
 
     def __getitem__(self, index: int) -> mx.array | None:
         return self.cache[index]
@@ -111,7 +109,12 @@ class Recurrent(Cache):
         padding = self.left_padding if self.left_padding is not None else self.lengths
         self._batch = 1 if padding is None else padding.size
         self.layout = self._layout_now() if all(s is not None for s in self.cache) else None
-        self._mark, self._advanced, self._recorded = None, 0, {}
+        self._forget_span()
+
+    def copy(self) -> Self:
+        twin = super().copy()
+        twin._batch = self.batch_size
+        return twin
 
     # -- padding: masked tokens leave every state as it is -----------------------------------------------------------
 
@@ -139,7 +142,9 @@ class Recurrent(Cache):
         self.lengths = self.left_padding = None
 
     def advance(self, n: int) -> None:
-        self._advanced += n
+        if self._mark is not None:
+            tokens = [n] * self.batch_size if self.lengths is None else self.lengths.tolist()
+            self._advanced.append((n, [min(n, max(0, count)) for count in tokens]))
         if self.lengths is not None:
             self.lengths = self.lengths - n
         if self.left_padding is not None:
@@ -148,7 +153,13 @@ class Recurrent(Cache):
     # -- a span that may be taken back -------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        self._mark, self._advanced, self._recorded = list(self.cache), 0, {}
+        self._forget_span()
+        self._mark = list(self.cache)
+
+    def _forget_span(self) -> None:
+        self._mark = None
+        self._advanced: list[tuple[int, list[int]]] = []  # columns of each forward, and tokens among them by row
+        self._recorded: dict[int, list[mx.array]] = {}
 
     @property
     def recording(self) -> bool:
@@ -156,33 +167,40 @@ class Recurrent(Cache):
         return self._mark is not None
 
     def record(self, index: int, states: mx.array) -> None:
-        """The layer's state `index` after each token since the checkpoint, [B, L, ...], so that `commit` may choose."""
+        """The layer's state `index` after each column of this forward, [B, L, ...], so that `commit` may choose."""
         if self._mark is not None:
-            self._recorded[index] = states
+            self._recorded.setdefault(index, []).append(states)
 
     def commit(self, accepted: Any) -> None:
         if self._mark is None:
             raise ValueError("commit without a checkpoint")
-        kept = [min(n, self._advanced) for n in per_row(accepted, self.batch_size)]
-        before = self._mark
-        if all(n == 0 for n in kept):
+        kept, before = to_keep(accepted, self.batch_size), self._mark
+        if not any(kept):
             self.cache = list(before)
-        elif any(n < self._advanced for n in kept):
-            if set(self._recorded) != set(range(len(self.cache))):
-                raise Unsupported(
-                    self.kind,
-                    f"keep {kept} of {self._advanced} tokens",
-                    "its layer recorded no states between: roll back and run the kept tokens again",
-                )
-            self.cache = [self._chosen(i, before[i], mx.array(kept)) for i in range(len(self.cache))]
-        self._mark, self._recorded = None, {}
+        elif not self._advanced:
+            if any(now is not then for now, then in zip(self._cache, before, strict=True)):
+                raise Unsupported(self.kind, f"keep {kept} tokens", "its layer does not say how many have passed")
+        else:
+            columns = columns_of_tokens(self._advanced)
+            kept = [min(n, len(tokens)) for n, tokens in zip(kept, columns, strict=True)]
+            if any(n < len(tokens) for n, tokens in zip(kept, columns, strict=True)):
+                last = [tokens[n - 1] + 1 if n else 0 for n, tokens in zip(kept, columns, strict=True)]
+                self.cache = [self._chosen(i, state, last, kept) for i, state in enumerate(before)]
+        self._forget_span()
 
-    def _chosen(self, index: int, before: mx.array | None, kept: mx.array) -> mx.array:
-        after = self._recorded[index]
+    def _chosen(self, index: int, before: mx.array | None, last: list[int], kept: list[int]) -> mx.array:
+        """State `index` after column last[b] - 1 of the span in row b; before the span where last[b] is 0."""
+        after, columns = self._recorded.get(index, []), sum(columns for columns, _ in self._advanced)
+        if sum(states.shape[1] for states in after) != columns:
+            raise Unsupported(
+                self.kind,
+                f"keep {kept} of {columns} tokens",
+                "its layer recorded no states between: roll back and run the kept tokens again",
+            )
         if before is None:
-            before = mx.zeros_like(after[:, 0])
-        every = mx.concatenate([before[:, None], after], axis=1)
-        return every[mx.arange(every.shape[0]), kept]
+            before = mx.zeros_like(after[0][:, 0])
+        every = mx.concatenate([before[:, None], *after], axis=1)
+        return every[mx.arange(every.shape[0]), mx.array(last)]
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -201,7 +219,7 @@ class Recurrent(Cache):
         self.cache = [arrays.get(f"state{i}") for i in range(scalars["size"])]
         self.left_padding, self.lengths = arrays.get("left_padding"), arrays.get("lengths")
         self._batch = scalars["batch"]
-        self._mark, self._advanced, self._recorded = None, 0, {}
+        self._forget_span()
 
 
 class BatchedRecurrent(Recurrent):
@@ -211,6 +229,7 @@ class BatchedRecurrent(Recurrent):
     supports = OPERATIONS - _NO_COLUMNS
 
     def filter(self, rows: Any) -> None:
+        self._no_open_span("filter")
         rows = row_numbers(rows, self.batch_size)
         self._batch = rows.size
         self.cache = [None if state is None else state[rows] for state in self.cache]
@@ -218,6 +237,7 @@ class BatchedRecurrent(Recurrent):
         self.lengths = None if self.lengths is None else self.lengths[rows]
 
     def extend(self, other: Cache) -> None:
+        self._no_open_span("extend")
         batches = self.batch_size, other.batch_size
 
         def joined(a: mx.array | None, b: mx.array | None) -> mx.array | None:

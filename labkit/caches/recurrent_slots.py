@@ -40,6 +40,18 @@ class SlottedRecurrent(Recurrent):
         plain.cache = list(self.cache)
         return plain
 
+    def snapshot(self) -> bytes:
+        """The plain class's bytes."""
+        return self.plain_cache().snapshot()
+
+    @classmethod
+    def restore(cls, data: bytes, layout: Layout | None = None) -> SlottedRecurrent:
+        """The cache that `snapshot` wrote, in a slot of a pool of its own."""
+        plain = Recurrent.restore(data, layout)
+        cache = cls(BlockPool(1, 1), len(plain.cache), plain.layout)
+        cache.take_states(plain)
+        return cache
+
     def take_states(self, other: Recurrent) -> None:
         """Copies of another cache's states, in a slot of this one's own."""
         for index, state in enumerate(other.cache):
@@ -64,11 +76,38 @@ class BatchedSlottedRecurrent(BatchedRecurrent):
     @classmethod
     def from_rows(cls, caches: Sequence[SlottedRecurrent]) -> BatchedSlottedRecurrent:
         """The rows of serial caches, as copies; each shares its slot until the serial cache lets go of it."""
-        plain = BatchedRecurrent.from_rows(caches)
+        tables = [table.fork() for cache in caches for table in cache.tables]
+        return cls._over(BatchedRecurrent.from_rows(caches), caches[0].slots, tables)
+
+    @classmethod
+    def _over(cls, plain: BatchedRecurrent, slots: BlockPool, tables: list[Table]) -> BatchedSlottedRecurrent:
         result = cls(len(plain.cache), plain.layout, batch=plain.batch_size)
-        result.cache = plain.cache
-        result.slots, result.tables = caches[0].slots, [table.fork() for cache in caches for table in cache.tables]
+        result.cache, result.left_padding, result.lengths = plain.cache, plain.left_padding, plain.lengths
+        result.slots, result.tables = slots, tables
         return result
+
+    def copy(self) -> BatchedSlottedRecurrent:
+        return self._over(self.plain_cache(), self.slots, [table.fork() for table in self.tables])
+
+    def plain_cache(self) -> BatchedRecurrent:
+        """The same states without slots."""
+        plain = BatchedRecurrent(len(self.cache), self.layout, batch=self.batch_size)
+        plain.cache, plain.left_padding, plain.lengths = list(self.cache), self.left_padding, self.lengths
+        return plain
+
+    def snapshot(self) -> bytes:
+        """The plain class's bytes."""
+        return self.plain_cache().snapshot()
+
+    @classmethod
+    def restore(cls, data: bytes, layout: Layout | None = None) -> BatchedSlottedRecurrent:
+        """The cache that `snapshot` wrote, in slots of a pool of its own."""
+        plain = BatchedRecurrent.restore(data, layout)
+        slots = BlockPool(plain.batch_size, 1)
+        cache = cls._over(plain, slots, [Table(slots, promised=1) for _ in range(plain.batch_size)])
+        for table in cache.tables:
+            table.grow(0 if cache.empty() else 1)
+        return cache
 
     def __setitem__(self, index: int, value: mx.array | None) -> None:
         if value is not None:
@@ -79,7 +118,7 @@ class BatchedSlottedRecurrent(BatchedRecurrent):
 
     def filter(self, rows: object) -> None:
         kept = row_numbers(rows, self.batch_size).tolist()
-        super().filter(rows)
+        super().filter(kept)
         before, self.tables = self.tables, [self.tables[row].fork() for row in kept]
         for table in before:
             table.release()

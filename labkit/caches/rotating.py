@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, per_row, to_trim
+from labkit.caches.base import Cache, Unsupported, per_row, to_keep, to_trim
 from labkit.caches.layout import Layout, keys_and_values
 
 STEP = 256  # tokens by which a ring grows until it has its full size, as in mlx-lm
@@ -28,7 +28,6 @@ class Ring(Cache):
     values: mx.array | None
     max_size: int
     _idx: int
-    _mark: Any = None
 
     def empty(self) -> bool:
         return self.keys is None
@@ -52,7 +51,7 @@ class Ring(Cache):
 
         def grown(buffer: mx.array | None, like: mx.array) -> mx.array:
             batch, heads, _, dim = like.shape
-            room = mx.zeros((batch, heads, min(STEP, self.max_size - filled), dim), like.dtype)
+            room = mx.zeros((batch, heads, min((filled // STEP + 1) * STEP, self.max_size) - filled, dim), like.dtype)
             return room if buffer is None else mx.concatenate([buffer, room], axis=2)
 
         self.keys, self.values = grown(self.keys, keys), grown(self.values, values)
@@ -79,7 +78,11 @@ class Ring(Cache):
         self.layout = layout
         if not since:
             return None
-        return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*since, strict=True))
+        return tuple(map(_joined, zip(*since, strict=True)))
+
+
+def _joined(parts: Sequence[mx.array]) -> mx.array:
+    return mx.concatenate(list(parts), axis=2)
 
 
 class Rotating(Ring):
@@ -216,6 +219,7 @@ class Rotating(Ring):
         return self.offset < self.max_size
 
     def trim(self, n: int) -> int:
+        self._no_open_span("trim")
         n = to_trim(n, self.offset)
         if n and not self.is_trimmable():
             raise Unsupported(self.kind, f"trim {n} tokens", f"it has wrapped at its window of {self.max_size}")
@@ -231,16 +235,23 @@ class Rotating(Ring):
             if len(surplus) > 1:
                 raise Unsupported("serial rotating", "hold rows of several lengths", "merge serial rows instead")
             self._surplus = surplus.pop()
-            if self._surplus:
+            self._within = self._mark is not None
+            if self._surplus and not self._within:
                 self.checkpoint()
 
     def finalize(self) -> None:
-        if self._surplus:
-            surplus, self._surplus = self._surplus, 0
-            self.commit(sum(keys.shape[2] for keys, _ in self._since) - surplus)
+        if not self._surplus:
+            return
+        # The padding is taken back as a span is; a span around it stays open.
+        surplus, self._surplus = self._surplus, 0
+        mark = tuple(copy(item) for item in self._mark)
+        valid = [part[..., : part.shape[2] - surplus, :] for part in map(_joined, zip(*self._since, strict=True))]
+        self.commit(valid[0].shape[2])
+        if self._within:
+            self._mark, self._since = mark, [tuple(valid)]
 
     def commit(self, accepted: Any) -> None:
-        kept = set(per_row(accepted, self.batch_size))
+        kept = set(to_keep(accepted, self.batch_size))
         if len(kept) > 1:
             raise Unsupported("serial rotating", "hold rows of several lengths", "merge serial rows instead")
         after = self._rewound("commit")

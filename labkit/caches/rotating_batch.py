@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, per_row, row_numbers, to_trim
+from labkit.caches.base import Cache, Unsupported, columns_of_tokens, per_row, row_numbers, to_keep, to_trim
 from labkit.caches.layout import Layout
 from labkit.caches.rectangle import right_justified, roll_rows
 from labkit.caches.rotating import Ring, Rotating
@@ -62,6 +62,17 @@ class BatchedRotating(Ring):
         # The rows' counters are part of what a step computes: evaluated with it, they never pile up as a graph.
         self.keys = mx.depends(self.keys, (self.left_padding, self.offset))
         return result
+
+    def checkpoint(self) -> None:
+        super().checkpoint()
+        self._written: list[tuple[int, list[int]]] = []  # columns of each write, and tokens among them by row
+
+    def _remember(self, keys: mx.array, values: mx.array) -> None:
+        super()._remember(keys, values)
+        if self._mark is not None:
+            width = keys.shape[2]
+            left = [width] * self.batch_size if self._lengths is None else (self._lengths - self.offset).tolist()
+            self._written.append((width, [min(width, max(0, count)) for count in left]))
 
     def _order(self) -> None:
         """Put the columns in temporal order, without free room behind them."""
@@ -174,6 +185,7 @@ class BatchedRotating(Ring):
         return self._offset < self.max_size
 
     def trim(self, n: int) -> int:
+        self._no_open_span("trim")
         n = to_trim(n, self._offset)
         if n and not self.is_trimmable():
             raise Unsupported(self.kind, f"trim {n} tokens", f"it has wrapped at its window of {self.max_size}")
@@ -198,24 +210,27 @@ class BatchedRotating(Ring):
         self._lengths = None
 
     def commit(self, accepted: Any) -> None:
-        kept = per_row(accepted, self.batch_size)
+        kept = to_keep(accepted, self.batch_size)
         after = self._rewound("commit")
-        longest = max(kept)
-        if after is None or longest == 0:
+        if after is None:
             return
-        after = tuple(part[..., :longest, :] for part in after)
-        padding = [longest - n for n in kept]
-        self.prepare(lengths=kept, right_padding=padding)
-        self.update_and_fetch(*after)
-        self.finalize()
+        columns = [tokens[:n] for tokens, n in zip(columns_of_tokens(self._written), kept, strict=True)]
+        kept = [len(tokens) for tokens in columns]
+        if longest := max(kept):
+            index = mx.array([tokens + [0] * (longest - n) for tokens, n in zip(columns, kept, strict=True)])
+            self.prepare(lengths=kept, right_padding=[longest - n for n in kept])
+            self.update_and_fetch(*(mx.take_along_axis(part, index[:, None, :, None], axis=2) for part in after))
+            self.finalize()
 
     def filter(self, rows: Any) -> None:
+        self._no_open_span("filter")
         rows = row_numbers(rows, self.batch_size)
         self.offset, self.left_padding = self.offset[rows], self.left_padding[rows]
         if self.keys is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
 
     def extend(self, other: Cache) -> None:
+        self._no_open_span("extend")
         if not isinstance(other, BatchedRotating):
             other = BatchedRotating.from_rows([other])
         if other.max_size != self.max_size:

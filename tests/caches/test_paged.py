@@ -138,9 +138,10 @@ def test_a_random_life_gives_the_same_bits(kind, block, tail, data):
         elif action == "span":
             batch.plain.checkpoint()
             batch.paged.checkpoint()
-            before, length = [list(row) for row in batch.rows], draw(st.integers(1, 5))
-            batch.write([draw(prompts(length, length)) for _ in range(count)])
-            accepted = draw(st.lists(st.integers(0, length), min_size=count, max_size=count))
+            before = [list(row) for row in batch.rows]
+            for _ in range(draw(st.integers(1, 2))):
+                batch.write([draw(prompts(5)) for _ in range(count)])
+            accepted = draw(st.lists(st.integers(0, 10), min_size=count, max_size=count))
             batch.plain.commit(accepted)
             batch.paged.commit(accepted)
             batch.rows = [row[: len(old) + n] for row, old, n in zip(batch.rows, before, accepted, strict=True)]
@@ -176,24 +177,32 @@ def test_a_lone_row_gives_the_same_bits(kind, data):
         elif action == "span":
             row.plain.checkpoint()
             row.paged.checkpoint()
-            before, span = list(row.rows[0]), data.draw(prompts(5))
-            row.write([span])
-            kept = data.draw(st.integers(0, len(span)))
+            before = list(row.rows[0])
+            for padded in data.draw(st.lists(st.booleans(), min_size=1, max_size=2)):
+                if padded:
+                    write_padded(row, data)
+                else:
+                    row.write([data.draw(prompts(5))])
+            kept = data.draw(st.integers(0, 10))
             row.plain.commit(kept)
             row.paged.commit(kept)
-            row.rows = [before + span[:kept]]
+            row.rows = [row.rows[0][: len(before) + kept]]
         elif action == "trim" and row.plain.is_trimmable() and len(row.rows[0]) > 1:
             n = data.draw(st.integers(1, len(row.rows[0]) - 1))
             assert row.plain.trim(n) == row.paged.trim(n)
             row.rows = [row.rows[0][:-n]]
         elif action == "padded":
-            new, surplus = data.draw(prompts(4)), data.draw(st.integers(1, 3))
-            for cache in (row.plain, row.paged):
-                cache.prepare(lengths=[len(new)], right_padding=[surplus])
-                cache.update_and_fetch(*tokens_as_arrays([new + [VOCABULARY - 1] * surplus]))
-                cache.finalize()
-            row.rows[0] += new
+            write_padded(row, data)
         row.check()
+
+
+def write_padded(row: Pair, data: st.DataObject) -> None:
+    new, surplus = data.draw(prompts(4)), data.draw(st.integers(1, 3))
+    for cache in (row.plain, row.paged):
+        cache.prepare(lengths=[len(new)], right_padding=[surplus])
+        cache.update_and_fetch(*tokens_as_arrays([new + [VOCABULARY - 1] * surplus]))
+        cache.finalize()
+    row.rows[0] += new
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "rotating"])

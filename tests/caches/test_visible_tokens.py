@@ -103,16 +103,7 @@ def apply(model: Rows, operation: str, data: st.DataObject) -> None:
         model.extend_rows([width] * batch)
         model.write(model.cache, model.rows, [width] * batch, width)
     elif operation == "padded":
-        counts = data.draw(st.lists(st.integers(1, 9), min_size=batch, max_size=batch))
-        # In chunks: the last may be one token wide, and short rows may end chunks before it.
-        chunk = data.draw(st.integers(1, 9))
-        model.cache.prepare(lengths=counts, right_padding=[max(counts) - n for n in counts])
-        for start in range(0, max(counts), chunk):
-            width = min(chunk, max(counts) - start)
-            now = [min(width, max(0, n - start)) for n in counts]
-            model.extend_rows(now)
-            model.write(model.cache, model.rows, now, width)
-        model.cache.finalize()
+        write_padded(model, data.draw(st.lists(st.integers(1, 9), min_size=batch, max_size=batch)), data)
     elif operation == "filter":
         keep = data.draw(st.lists(st.integers(0, batch - 1), min_size=1, max_size=3, unique=True))
         model.cache.filter(keep)
@@ -131,12 +122,11 @@ def apply(model: Rows, operation: str, data: st.DataObject) -> None:
             row.extend(row[0] // 1000 * 1000 + len(row) + i for i in range(width))
             model_of_one.write(single, [row], [width], width)
     elif operation == "commit":
-        width = data.draw(st.integers(1, 4))
-        accepted = data.draw(st.lists(st.integers(0, width), min_size=batch, max_size=batch))
         before = [list(row) for row in model.rows]
         model.cache.checkpoint()
-        model.extend_rows([width] * batch)
-        model.write(model.cache, model.rows, [width] * batch, width)
+        for _ in range(data.draw(st.integers(1, 2), label="forwards")):
+            write_padded(model, data.draw(st.lists(st.integers(1, 4), min_size=batch, max_size=batch)), data)
+        accepted = data.draw(st.lists(st.integers(0, 8), min_size=batch, max_size=batch))
         model.cache.commit(accepted)
         model.rows = [old + row[len(old) :][:n] for old, row, n in zip(before, model.rows, accepted, strict=True)]
     elif operation == "trim" and model.cache.is_trimmable():
@@ -145,6 +135,19 @@ def apply(model: Rows, operation: str, data: st.DataObject) -> None:
         model.rows = [row[: len(row) - n] for row in model.rows]
     elif operation == "snapshot":
         model.cache = type(model.cache).restore(model.cache.snapshot(), model.cache.layout)
+
+
+def write_padded(model: Rows, counts: list[int], data: st.DataObject) -> None:
+    """Tokens of each row, padded on the right; in chunks: the last may be one token wide, and short rows may end chunks
+    before it."""
+    chunk = data.draw(st.integers(1, 9))
+    model.cache.prepare(lengths=counts, right_padding=[max(counts) - n for n in counts])
+    for start in range(0, max(counts), chunk):
+        width = min(chunk, max(counts) - start)
+        now = [min(width, max(0, n - start)) for n in counts]
+        model.extend_rows(now)
+        model.write(model.cache, model.rows, now, width)
+    model.cache.finalize()
 
 
 def test_a_batch_that_never_saw_a_token_can_lose_rows():
