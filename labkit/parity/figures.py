@@ -9,6 +9,7 @@ import numpy as np
 
 from labkit.parity.report import ParityReport
 
+SMALLEST = 1e-4  # margin that is told from zero
 FLOOR = 1e-9  # a difference of zero still wants a place on a logarithmic axis
 
 
@@ -81,31 +82,33 @@ def bars(values: Mapping[str, float], bound: float, baseline: float, title: str)
 
 
 def ties(report: ParityReport, title: str) -> Any:
-    """Every position by how decided the reference is and how much the candidate moved it; the flips stand out."""
+    """Every flip by how decided both sides are; shaded, how wide a tie may be: the larger the logits, the wider."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots()
+    figure, axes = plt.subplots(layout="constrained")
     flips = report.disagreements
     for verdict, marker, colour in (("near tie", "o", "C2"), ("defect", "X", "C5")):
         chosen = [item for item in flips if item.verdict == verdict]
         axes.plot(
-            [max(item.margin_reference, 1e-4) for item in chosen],
-            [max(item.margin_candidate, 1e-4) for item in chosen],
+            [max(item.margin_reference, SMALLEST) for item in chosen],
+            [max(item.margin_candidate, SMALLEST) for item in chosen],
             marker,
             color=colour,
             markersize=5,
             linestyle="none",
             label=f"{verdict} ({len(chosen)})",
         )
-    edge = max((item.tie_width for item in flips), default=0.125)
-    axes.add_patch(plt.Rectangle((1e-4, 1e-4), edge, edge, color="C2", alpha=0.12, linewidth=0))
+    for edge in sorted({item.tie_width for item in flips} or {0.125}):
+        box = plt.Rectangle((SMALLEST, SMALLEST), edge - SMALLEST, edge - SMALLEST, color="C2", alpha=0.12, linewidth=0)
+        box.set_label("as wide as a tie" if not axes.patches else None)
+        axes.add_patch(box)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.minorticks_off()
-    axes.set_xlabel("margin of the reference between the two tokens (nat)")
+    axes.set_xlabel(f"margin of the reference between the two tokens (nat; {SMALLEST:g} and less at the edge)")
     axes.set_ylabel("margin of the candidate (nat)")
     axes.set_title(title)
-    axes.legend(loc="upper left")
+    figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 
 WIDTH, HEIGHT = 720, 340
-LEFT, RIGHT, TOP, BOTTOM = 76, 16, 34, 52
+LEFT, RIGHT, TOP, BOTTOM = 76, 30, 34, 52
+# Of the text in a legend: pixels of a character, wide enough for the fonts that a page may have, and of a line.
+CHARACTER, LINE = 7.2, 19
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Axis:
             raise ValueError(f"axis {self.label!r}: low {self.low} is not below high {self.high}")
         if self.log and self.low <= 0:
             raise ValueError(f"axis {self.label!r} is logarithmic: it cannot start at {self.low}")
+
+    def holding(self, values: Iterable[float]) -> Axis:
+        """This axis, longer where `values` go beyond it; what a logarithmic one cannot show (0) stays at its edge."""
+        shown = [value for value in values if value > 0 or not self.log]
+        return replace(self, low=min([self.low, *shown]), high=max([self.high, *shown]))
 
     def share(self, value: float) -> float:
         """Where `value` lies between low (0) and high (1), not beyond either."""
@@ -61,14 +68,22 @@ class Axis:
 
 
 class Canvas:
-    """A plot area with fixed axes; gives SVG path data for marks and the document around them."""
+    """A plot area with fixed axes; gives SVG path data for marks and the document around them.
 
-    def __init__(self, x: Axis, y: Axis) -> None:
+    Args:
+        x, y: the axes.
+        names: of the series; two or more stand in a legend between title and plot, where no mark can hide them.
+    """
+
+    def __init__(self, x: Axis, y: Axis, names: Sequence[str] = ()) -> None:
         self.x, self.y = x, y
+        self.legend = _legend_places(names) if len(names) > 1 else []
+        self.top = TOP + max((line + 1 for _, line, _ in self.legend), default=0) * LINE
+        self.floor = self.top + HEIGHT - TOP - BOTTOM
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         across = LEFT + self.x.share(x) * (WIDTH - LEFT - RIGHT)
-        down = HEIGHT - BOTTOM - self.y.share(y) * (HEIGHT - TOP - BOTTOM)
+        down = self.floor - self.y.share(y) * (self.floor - self.top)
         return across, down
 
     def line(self, xs: Sequence[float], ys: Sequence[float], *, slot: int = 0, slots: int = 1) -> str:
@@ -84,36 +99,35 @@ class Canvas:
         """Path data of bars centred on xs, one unit of x wide together; series stand side by side."""
         unit = self.at(min(self.x.high, self.x.low + 1), 0)[0] - LEFT
         width = 0.76 * unit / slots
-        floor = HEIGHT - BOTTOM
         path = ""
         for x, y in zip(xs, ys, strict=True):
             across, down = self.at(x, y)
             left = across - 0.38 * unit + slot * width
-            path += f"M{_p(left)} {floor}V{_p(down)}h{_p(width * 0.94)}V{floor}z"
+            path += f"M{_p(left)} {self.floor}V{_p(down)}h{_p(width * 0.94)}V{self.floor}z"
         return path
 
-    def document(self, title: str, marks: str, legend: Sequence[tuple[str, str]]) -> str:
-        """The whole SVG: title, grid, ticks, axis labels, legend, and the given marks on top."""
+    def document(self, title: str, marks: str, colours: Sequence[str]) -> str:
+        """The whole SVG: title, legend, grid, ticks, axis labels, and the given marks on top."""
         x_ticks = "".join(self._x_tick(value, text) for value, text in self.x.tick_marks())
         y_ticks = "".join(self._y_tick(value, text) for value, text in self.y.tick_marks())
-        middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
+        middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (self.top + self.floor) / 2
+        low = self.floor + BOTTOM
         return (
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">'
+            f'<svg viewBox="0 0 {WIDTH} {low}" role="img" aria-label="{escape(title, quote=True)}">'
             f'<text x="{LEFT}" y="16" style="font-weight:bold;font-size:13px">{escape(title)}</text>'
-            f"{x_ticks}{y_ticks}"
-            f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="currentColor"/>'
-            f'<text x="{_p(middle_x)}" y="{HEIGHT - 10}" text-anchor="middle">{escape(self.x.label)}</text>'
+            f"{self._legend(colours)}{x_ticks}{y_ticks}"
+            f'<path d="M{LEFT} {self.top}V{self.floor}H{WIDTH - RIGHT}" fill="none" stroke="currentColor"/>'
+            f'<text x="{_p(middle_x)}" y="{low - 10}" text-anchor="middle">{escape(self.x.label)}</text>'
             f'<text transform="translate(14 {_p(middle_y)}) rotate(-90)" text-anchor="middle">'
             f"{escape(self.y.label)}</text>"
-            f"{marks}{self._legend(legend)}</svg>"
+            f"{marks}</svg>"
         )
 
     def _x_tick(self, value: float, text: str) -> str:
         across, _ = self.at(value, self.y.low)
-        low = HEIGHT - BOTTOM
         return (
-            f'<path d="M{_p(across)} {TOP}V{low}" stroke="currentColor" stroke-opacity=".14"/>'
-            f'<text x="{_p(across)}" y="{low + 17}" text-anchor="middle">{escape(text)}</text>'
+            f'<path d="M{_p(across)} {self.top}V{self.floor}" stroke="currentColor" stroke-opacity=".14"/>'
+            f'<text x="{_p(across)}" y="{self.floor + 17}" text-anchor="middle">{escape(text)}</text>'
         )
 
     def _y_tick(self, value: float, text: str) -> str:
@@ -123,15 +137,25 @@ class Canvas:
             f'<text x="{LEFT - 7}" y="{_p(down + 4)}" text-anchor="end">{escape(text)}</text>'
         )
 
-    def _legend(self, entries: Sequence[tuple[str, str]]) -> str:
-        if len(entries) < 2:
-            return ""
-        rows = "".join(
-            f'<rect x="{LEFT + 12}" y="{TOP + 7 + 17 * row}" width="11" height="11" rx="2" fill="{colour}"/>'
-            f'<text x="{LEFT + 29}" y="{TOP + 17 + 17 * row}">{escape(name)}</text>'
-            for row, (name, colour) in enumerate(entries)
+    def _legend(self, colours: Sequence[str]) -> str:
+        entries = zip(self.legend, colours, strict=False)
+        return "".join(
+            f'<rect x="{_p(left)}" y="{TOP - 7 + LINE * line}" width="11" height="11" rx="2" fill="{colour}"/>'
+            f'<text x="{_p(left + 17)}" y="{TOP + 3 + LINE * line}">{escape(name)}</text>'
+            for (left, line, name), colour in entries
         )
-        return f"<g>{rows}</g>"
+
+
+def _legend_places(names: Sequence[str]) -> list[tuple[float, int, str]]:
+    """(left, line, name) of each entry: side by side, in as many lines as their texts need."""
+    places, left, line = [], float(LEFT), 0
+    for name in names:
+        width = 17 + CHARACTER * len(name)
+        if left + width > WIDTH and left > LEFT:
+            left, line = float(LEFT), line + 1
+        places.append((left, line, name))
+        left += width + 14
+    return places
 
 
 def _p(value: float) -> str:

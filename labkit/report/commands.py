@@ -149,16 +149,19 @@ def _tell(step: Any) -> None:
 
 def _report_tables(result: dict[str, Any], output: Path) -> list[Any]:
     from labkit.report.records import readable
-    from labkit.report.summary import seconds
+    from labkit.report.summary import work
 
-    runs = [(n["notebook"], "passed" if n["passed"] else "failed", seconds(n), n["cells"]) for n in result["notebooks"]]
+    runs = [
+        (n["notebook"], "passed" if n["passed"] else "failed", f"{n['seconds']:.1f}", work(n), n["cells"])
+        for n in result["notebooks"]
+    ]
     records = [
         (one["notebook"].removesuffix(".ipynb"), one["name"], one["basis"], name.replace("_", " "), readable(value))
         for one in result["records"]
         for name, value in one["values"].items()
     ]
     return [
-        console.table("Notebooks", ["notebook", "state", "seconds", "cells"], runs),
+        console.table("Notebooks", ["notebook", "state", "seconds", "work", "cells"], runs),
         console.table("Results", ["notebook", "result", "basis", "what", "value"], records),
         f"Executed notebooks, summary.md and summary.json are in {output}",
     ]

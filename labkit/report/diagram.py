@@ -1,4 +1,4 @@
-"""Drawings of a model and of ways through a machine: layers, shares of a total, waterfalls, chains of places."""
+"""Drawings of a model and of ways through a machine: layers, parts of a total, waterfalls, chains of places."""
 
 from __future__ import annotations
 
@@ -103,6 +103,29 @@ def waterfall(steps: Mapping[str, float], title: str, unit: str) -> Any:
     axes.set_xlim(0, total * 1.12)
     axes.set_xlabel(unit)
     axes.set_title(title)
+    return figure
+
+
+def parts(sizes: Mapping[str, float], title: str, unit: str) -> Any:
+    """What a total is made of, a bar each with its size beside it; a size of zero is no empty line.
+
+    Args:
+        sizes: by name, in order.
+        title: the picture's title.
+        unit: label of the axis.
+
+    Returns:
+        The matplotlib figure.
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.2, 0.34 * len(sizes) + 0.75))
+    bars = axes.barh(list(sizes), list(sizes.values()), color=style.BLUE, height=0.7)
+    axes.bar_label(bars, [_short(size) for size in sizes.values()], padding=3, fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set(xlabel=unit, title=title)
+    axes.grid(axis="y", visible=False)
     return figure
 
 

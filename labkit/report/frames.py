@@ -20,11 +20,12 @@ from typing import Any
 from labkit.report.axes import Axis, Canvas
 from labkit.report.style import COLOURS, svg
 
-__all__ = ["Axis", "Frame", "figures", "plot", "plot_html"]
+__all__ = ["Axis", "Frame", "figures", "figures_html", "plot", "plot_html"]
 
 _STYLE = """
 .labkit-frames{font-family:inherit;max-width:46rem;margin:.5rem 0;color:inherit}
 .labkit-frames svg,.labkit-frames img{width:100%;height:auto;display:block}
+.labkit-frames img[hidden]{display:none}
 .labkit-frames svg text{fill:currentColor;font-size:12px}
 .labkit-frames .control{display:flex;gap:.75rem;align-items:center;flex-wrap:wrap;margin:.25rem 0}
 .labkit-frames input{flex:1 1 12rem;accent-color:#0072b2}
@@ -77,7 +78,7 @@ def plot(
         frames: at least one, all with the same series in the same order.
         title: what the picture shows; also its description for readers who do not see it.
         slider: the name of what the slider changes: "batch size".
-        x, y: the axes, fixed for all frames so that movement means change.
+        x, y: the axes, fixed for all frames so that movement means change; they grow if points lie beyond them.
         bars: draw each series as bars instead of a line with dots.
         start: the position shown first.
 
@@ -92,17 +93,21 @@ def plot_html(
 ) -> str:
     """The HTML that `plot` shows."""
     names = _common_series(frames)
-    canvas = Canvas(x, y)
+    # One pair of axes for all frames, long enough for each: a point drawn at the edge would tell a wrong value.
+    points = [frame.marks[name] for frame in frames for name in names]
+    x, y = x.holding(v for xs, _ in points for v in xs), y.holding(v for _, ys in points for v in ys)
+    canvas = Canvas(x, y, names)
     draw = canvas.bars if bars else canvas.line
     drawn = [
         [draw(*frame.marks[name], slot=slot, slots=len(names)) for slot, name in enumerate(names)] for frame in frames
     ]
+    colours = [COLOURS[index % len(COLOURS)] for index in range(len(names))]
     marks = "".join(
         f'<path data-mark d="{path}" fill="{colour if bars else "none"}" stroke="{colour}" '
         f'stroke-width="{0 if bars else 2.2}" stroke-linecap="round" stroke-linejoin="round"/>'
-        for path, colour in zip(drawn[start], _cycle_colours(len(names)), strict=True)
+        for path, colour in zip(drawn[start], colours, strict=True)
     )
-    picture = canvas.document(title, marks, list(zip(names, _cycle_colours(len(names)), strict=True)))
+    picture = canvas.document(title, marks, colours)
     data = [{"label": f.label, "note": f.note, "d": d} for f, d in zip(frames, drawn, strict=True)]
     return _block(picture, data, slider, start)
 
@@ -119,6 +124,13 @@ def figures(
         slider: the name of what the slider changes.
         label: how a value reads beside the slider.
     """
+    _display(figures_html(values, draw, title=title, slider=slider, label=label), title)
+
+
+def figures_html(
+    values: Iterable[Any], draw: Callable[[Any], Any], *, title: str, slider: str, label: Callable[[Any], str] = str
+) -> str:
+    """The HTML that `figures` shows."""
     import matplotlib.pyplot as plt
 
     pictures, data = [], []
@@ -132,7 +144,7 @@ def figures(
         data.append({"label": label(value), "d": []})
     if not data:
         raise ValueError("a slider needs at least one frame")
-    _display(_block("".join(pictures), data, slider, 0), title)
+    return _block("".join(pictures), data, slider, 0)
 
 
 def _block(picture: str, data: list[dict], slider: str, start: int) -> str:
@@ -163,10 +175,6 @@ def _common_series(frames: Sequence[Frame]) -> list[str]:
             if len(xs) != len(ys):
                 raise ValueError(f"frame {frame.label!r}, series {name!r}: {len(xs)} x values but {len(ys)} y values")
     return names
-
-
-def _cycle_colours(count: int) -> list[str]:
-    return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
 
 def _display(html: str, title: str) -> None:

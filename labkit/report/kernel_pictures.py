@@ -77,7 +77,7 @@ def traffic_bars(runs: Mapping[str, Traffic], title: str, memories: Sequence[str
         places = [row + 0.26 * (slot - 1) for row in range(len(runs))]
         colour = (style.GREEN, style.BLUE, style.ORANGE)[slot]
         bars = axes.barh(places, [size / 1024 for size in sizes], 0.24, label=name, color=colour)
-        axes.bar_label(bars, [f"{size / 1024:,.1f}" for size in sizes], padding=3, fontsize=8)
+        axes.bar_label(bars, [f"{size / 1024:,.1f}".removesuffix(".0") for size in sizes], padding=3, fontsize=8)
     axes.set_yticks(range(len(runs)), list(runs))
     axes.invert_yaxis()
     axes.margins(x=0.12)

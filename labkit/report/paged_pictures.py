@@ -33,7 +33,7 @@ def pool(owners: Sequence[int], title: str, *, shared: Sequence[int] = (), colum
     for at, owner in enumerate(owners):
         y, x = at // columns * side, at % columns * side
         if at + 1 in shared:
-            image[y : y + side, x : x + side] = 0
+            image[y + 1 : y + side - 1, x + 1 : x + side - 1] = 0
         image[y + 2 : y + side - 2, x + 2 : x + side - 2] = _colour(owner)
     figure, axes = plt.subplots(figsize=(7.2, 0.55 + 6.9 / columns * lines))
     axes.imshow(image, interpolation="nearest")

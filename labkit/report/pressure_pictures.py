@@ -15,11 +15,12 @@ PLACES = {
 }
 
 
-def film(run: Any, title: str) -> Any:
+def film(run: Any, title: str, *, last: int | None = None) -> Any:
     """Requests as bars over the steps, above the bytes of caches and of others with the ceiling; returns the figure.
 
     Args:
         run: a `labkit.measure.pressure_film.Film`.
+        last: step at which the picture ends, so that several films have one scale; this run's own if not given.
     """
     import matplotlib.pyplot as plt
 
@@ -51,8 +52,10 @@ def film(run: Any, title: str) -> Any:
     below.fill_between(steps, mega, total, step="post", color=GREY, alpha=0.35, linewidth=0)
     below.axhline(run.ceiling_bytes / 1e6, color=RED, linewidth=1.4)
     below.axhline(run.hard_bytes / 1e6, color=ORANGE, linewidth=1.2, linestyle="--")
-    below.text(0, run.ceiling_bytes / 1e6, " ceiling", color=RED, va="bottom", fontsize=9)
-    below.text(0, run.hard_bytes / 1e6, " hard line", color=ORANGE, va="top", fontsize=9)
+    # Beside the axes: inside, caches and others reach up to both lines.
+    beside = {"transform": below.get_yaxis_transform(), "fontsize": 9, "clip_on": False}
+    below.text(1.01, run.ceiling_bytes / 1e6, "ceiling", color=RED, va="bottom", **beside)
+    below.text(1.01, run.hard_bytes / 1e6, "hard line", color=ORANGE, va="top", **beside)
     if any(run.outside):
         at = next(step for step, value in enumerate(run.outside) if value)
         middle = run.bytes[at] + run.outside[at] / 2
@@ -60,6 +63,7 @@ def film(run: Any, title: str) -> Any:
     below.set_ylim(0, 1.15 * max(run.ceiling_bytes / 1e6, *total))
     below.set_ylabel("MB of caches")
     below.set_xlabel("step")
+    below.set_xlim(0, last or len(run.places))
     return figure
 
 

@@ -77,6 +77,6 @@ def masks(parts: Mapping[str, Sequence[Sequence[bool]]], *, rows: Sequence[str])
         axes.set_title(name, fontsize=10)
         axes.set_yticks(range(len(rows)), rows)
         axes.set_xticks([])
-        axes.set_xlabel("columns")
+        axes.set_xlabel("columns; green: seen")
         axes.grid(visible=False)
     return figure

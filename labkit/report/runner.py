@@ -58,8 +58,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one notebook went: its executed copy, seconds, code cells run, records, the failure if there was one, and the
-    seconds of each code cell."""
+    """How one notebook went: its executed copy, seconds with start and imports, code cells run, the failure if there
+    was one, records, and the seconds of each code cell, 0 for those that import."""
 
     notebook: Path
     output: Path
@@ -68,7 +68,7 @@ class Outcome:
     retried: bool
     failure: Failure | None
     records: tuple[Record, ...] = ()
-    cell_seconds: tuple[float, ...] = ()
+    work_seconds: tuple[float, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -298,16 +298,16 @@ def _conclude(one: _Run, given: Mapping[str, Any]) -> Outcome:
     if one.end is None or one.end["event"] != "done":
         failure = _failure(one)
     records: tuple[Record, ...] = ()
-    cell_seconds: tuple[float, ...] = ()
+    work_seconds: tuple[float, ...] = ()
     if one.output.is_file():
         try:
             records = executed.finish(one.output, one.values, failed=failure is not None)
         except executed.BadOutput as error:
             failure = failure or Failure("records", str(error), error.cell, error.line)
-        cell_seconds = executed.cell_seconds(one.output)
+        work_seconds = executed.work_seconds(one.output)
     one.scratch.cleanup()
     cells = one.last["number"] if one.last else 0
-    return Outcome(one.source, one.output, seconds, cells, one.retried, failure, records, cell_seconds)
+    return Outcome(one.source, one.output, seconds, cells, one.retried, failure, records, work_seconds)
 
 
 def _failure(one: _Run) -> Failure:

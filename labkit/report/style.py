@@ -32,6 +32,8 @@ SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.7,
+    # Ticks of a logarithmic axis as plain numbers, from 0.0001 to 10000.
+    "axes.formatter.min_exponent": 5,
     "lines.linewidth": 2.0,
     "lines.markersize": 5,
     "legend.frameon": False,

@@ -15,7 +15,7 @@ from labkit.report.runner import Outcome
 BASES = ("measured", "predicted", "counted", "published", "checked")
 
 QUICK_SECONDS = 10
-"""What a notebook's cells may take in quick mode, on two cores with nothing else to do."""
+"""What a notebook's cells may take in quick mode beside imports, on two cores with nothing else to do."""
 FAR_OVER = 2
 
 
@@ -30,8 +30,8 @@ def summarise(outcomes: Sequence[Outcome], parameters: dict[str, Any] | None = N
                 "notebook": outcome.notebook.name,
                 "passed": outcome.passed,
                 "seconds": round(outcome.seconds, 2),
-                "cell_seconds": list(outcome.cell_seconds),
-                "slow": slow(outcome.cell_seconds) if quick else None,
+                "work_seconds": list(outcome.work_seconds),
+                "slow": slow(outcome.work_seconds) if quick else None,
                 "cells": outcome.cells,
                 "retried": outcome.retried,
                 "failure": outcome.failure.describe(outcome.notebook.name) if outcome.failure else None,
@@ -46,12 +46,12 @@ def summarise(outcomes: Sequence[Outcome], parameters: dict[str, Any] | None = N
     }
 
 
-def slow(cell_seconds: Sequence[float]) -> str | None:
+def slow(work_seconds: Sequence[float]) -> str | None:
     """What to say of a notebook whose cells take far longer than quick mode should; None if they do not."""
-    total = sum(cell_seconds)
+    total = sum(work_seconds)
     if total <= FAR_OVER * QUICK_SECONDS:
         return None
-    number, longest = max(enumerate(cell_seconds, 1), key=lambda cell: cell[1])
+    number, longest = max(enumerate(work_seconds, 1), key=lambda cell: cell[1])
     return f"its cells take {total:.0f} of {QUICK_SECONDS} s, In [{number}] alone {longest:.0f}"
 
 
@@ -73,12 +73,14 @@ def as_markdown(summary: dict[str, Any]) -> str:
         f"Run on **{device['name']}** ({device['kind']}, {device['memory_bytes'] / 2**30:.0f} GiB, {device['dtype']}) "
         f"with labkit {found['labkit']}{commit}, Python {found['python']}, {packages}.",
         "",
-        "| notebook | state | seconds | cells |",
-        "|---|---|---:|---:|",
+        "Seconds are those of a clock, with the kernel's start; *work* leaves out the cells that import.",
+        "",
+        "| notebook | state | seconds | work | cells |",
+        "|---|---|---:|---:|---:|",
     ]
     for one in summary["notebooks"]:
         state = "passed" if one["passed"] else f"failed: {_cell(one['failure'])}"
-        lines.append(f"| {one['notebook']} | {state} | {seconds(one)} | {one['cells']} |")
+        lines.append(f"| {one['notebook']} | {state} | {one['seconds']:.1f} | {work(one)} | {one['cells']} |")
     for notebook in dict.fromkeys(record["notebook"] for record in summary["records"]):
         lines += ["", f"## {notebook.removesuffix('.ipynb').replace('_', ' ')}", ""]
         own = [Record(r["name"], r["basis"], r["values"]) for r in summary["records"] if r["notebook"] == notebook]
@@ -86,9 +88,9 @@ def as_markdown(summary: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def seconds(notebook: dict[str, Any]) -> str:
-    """A notebook's seconds, and what took them if they are too many."""
-    text = f"{notebook['seconds']:.1f}"
+def work(notebook: dict[str, Any]) -> str:
+    """The seconds of a notebook's cells beside imports, and what took them if they are too many."""
+    text = f"{sum(notebook['work_seconds']):.1f}"
     return f"{text}: {notebook['slow']}" if notebook["slow"] else text
 
 

@@ -44,7 +44,8 @@ def _texts(figure):
 
 
 def _legend(figure):
-    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    legend = figure.axes[0].get_legend() or figure.legends[0]
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def test_marked_tokens_are_the_wrong_ones():

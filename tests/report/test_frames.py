@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import pytest
 
-from labkit.report.axes import Axis, Canvas
+from labkit.report.axes import CHARACTER, WIDTH, Axis, Canvas
 from labkit.report.frames import Frame, plot_html
 
 X, Y = Axis("context", 1, 64, log=2), Axis("GB", 0, 6)
@@ -80,6 +81,29 @@ def test_bad_frames_are_refused(frames: list[Frame], words: str) -> None:
         html(frames)
 
 
+@pytest.mark.parametrize("names", [["one", "two"], [f"a name of a series, {n}" for n in range(7)]])
+def test_no_mark_can_lie_below_the_legend(names: list[str]) -> None:
+    """Every entry stands above the plot area, whole, and beside or below the entry before it."""
+    canvas = Canvas(X, Y, names)
+    text = canvas.document("title", "", ["#000000"] * len(names))
+    boxes = [
+        (float(x), float(y), float(x) + CHARACTER * len(name))
+        for x, y, name in re.findall(r'<text x="([\d.]+)" y="([\d.]+)">(.*?)</text>', text)
+    ]
+    assert len(boxes) == len(names)
+    highest = canvas.at(1, Y.high)[1]
+    assert all(y < highest and end <= WIDTH for _, y, end in boxes)
+    for (_, above, end), (start, y, _) in pairwise(boxes):
+        assert (y == above and start > end) or (y > above and start == boxes[0][0])
+
+
+def test_a_point_beyond_the_axis_is_not_drawn_at_its_edge() -> None:
+    beyond = Frame("more", {"a": ([1, 64], [1, 12]), "b": ([1, 64], [5, 6])})
+    assert html([beyond]) == plot_html(
+        [beyond], title="Bytes </script> read", slider="context", x=X, y=Axis("GB", 0, 12)
+    )
+
+
 class TestAxis:
     def test_log_axis_places_powers_evenly(self) -> None:
         assert [X.share(value) for value in (1, 8, 64)] == pytest.approx([0, 0.5, 1])
@@ -98,6 +122,18 @@ class TestAxis:
     def test_impossible_ranges_are_refused(self, low: float, high: float, log: int | None) -> None:
         with pytest.raises(ValueError, match="axis 'y'"):
             Axis("y", low, high, log=log)
+
+    def test_a_longer_axis_holds_what_lies_beyond_it(self) -> None:
+        longer = Y.holding([3, 8, -1])
+        assert (longer.low, longer.high) == (-1, 8)
+        assert Y.holding([1, 5]) == Y
+        logarithmic = Axis("s", 1e-3, 1, log=10).holding([0, 1e-4])
+        assert (logarithmic.low, logarithmic.high) == (1e-4, 1)
+
+    def test_the_last_tick_is_written_whole(self) -> None:
+        wide = Canvas(Axis("tokens", 1024, 131072, log=2), Y).document("t", "", [])
+        across = float(re.search(r'x="([\d.]+)"[^>]*>131,072<', wide).group(1))
+        assert across + CHARACTER * len("131,072") / 2 <= WIDTH
 
     def test_bars_of_two_series_do_not_overlap(self) -> None:
         canvas = Canvas(Axis("", -0.5, 2.5), Y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +23,12 @@ from labkit.report.parameters import ParameterError
 
 def family() -> set[int]:
     """Every process below this one."""
-    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != "zombie"}
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended since it was listed
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child.pid)
+    return found
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, write_notebook) -> Ran:
     done = runner.run(
         notebooks, folder / "out", {"steps": "7"}, progress=lambda step: steps.append((time.monotonic(), step))
     )
-    assert family() - before == set()
+    assert family() <= before
     # Each kernel has sockets of its own: shared ones would let one kernel answer for another.
     assert not any(outcome.retried for outcome in done)
     assert not list(Path.cwd().glob("*-ipc*"))
@@ -121,7 +127,7 @@ def test_parameters_are_checked_before_anything_starts(tmp_path: Path, write_not
     before = family()
     with pytest.raises(ParameterError, match="'stepps'"):
         runner.run([path], tmp_path / "out", {"stepps": "1"})
-    assert family() == before
+    assert family() <= before
     assert not (tmp_path / "out").exists()
 
 
@@ -142,7 +148,7 @@ def test_a_cell_that_never_ends_is_stopped(tmp_path: Path, write_notebook) -> No
     (outcome,) = runner.run([path], tmp_path / "out", cell_timeout=2)
     assert outcome.failure.kind == "timeout"
     assert "longer than 2 s" in outcome.failure.message
-    assert family() == before
+    assert family() <= before
 
 
 @pytest.fixture
@@ -242,11 +248,12 @@ def test_a_worker_that_falls_silent_is_given_up(events, kind, retried, tmp_path,
     monkeypatch.setattr(runner.subprocess, "Popen", lambda command, **kw: real([sys.executable, "-c", mute], **kw))
     monkeypatch.setattr(runner, "GRACE", 1)
     before = family()
-    (outcome,) = runner.run([path], tmp_path / "out", start_timeout=0, cell_timeout=0)
+    # A worker that says something has time for it, however slowly it starts; the patience for a start ends with it.
+    (outcome,) = runner.run([path], tmp_path / "out", start_timeout=600 if events else 0, cell_timeout=0)
     assert (outcome.failure.kind, outcome.failure.cell) == (kind, 1 if events else None)
     assert "answer" in outcome.failure.message
     assert outcome.retried is retried
-    assert family() == before
+    assert family() <= before
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
@@ -266,13 +273,13 @@ def test_when_the_command_ends_early_its_kernels_end_too(end: signal.Signals, tm
         # A test run started in the background ignores SIGINT, and its children would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    until = time.monotonic() + 200
-    while not (mark.exists() and mark.read_text()) and time.monotonic() < until:
+    while not (mark.exists() and mark.read_text()):
+        assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     kernel = psutil.Process(int(mark.read_text()))
     process.send_signal(end)
-    _, errors = process.communicate(timeout=100)
-    assert not [left for left in psutil.wait_procs([kernel], timeout=100)[1] if left.status() != "zombie"]
+    _, errors = process.communicate(timeout=600)
+    assert not [left for left in psutil.wait_procs([kernel], timeout=600)[1] if left.status() != "zombie"]
     if end == signal.SIGINT:
         assert process.returncode == 130
         assert "interrupted: every notebook was stopped" in errors

@@ -62,7 +62,7 @@ def _ratio(row: Mapping[str, Any]) -> str:
 
 
 def throughput(equal: Curves, unequal: Curves, title: str) -> Any:
-    """Tokens a second against rows: full lines for equal lengths, dashed ones for unequal, grey for the floor.
+    """Tokens a second against rows: full lines for equal lengths, squares for unequal, grey for the floor.
 
     Returns:
         The matplotlib figure.

@@ -65,4 +65,5 @@ def costs(curve: Curve, title: str) -> Any:
 def _by_length(axes: Any, lengths: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(lengths, [size_name(length) for length in lengths], fontsize=8, rotation=45)
+    names = [size_name(length) for length in lengths]
+    axes.set_xticks(lengths, names, fontsize=8, rotation=45 if len(lengths) > 5 else 0)

@@ -47,18 +47,25 @@ def measure(
     """
     begin, records = time.perf_counter(), []
     parts = parts or Parts(None, {})
-    for point in plan.points:
-        record = parts.load(point.name)
-        if record is None:
-            elapsed = time.perf_counter() - begin
-            if plan.seconds is not None and elapsed > plan.seconds:
-                progress(f"{point.name}: left out, {elapsed:.0f} s of {plan.seconds:.0f} s are over")
-                continue
-            left = None if plan.seconds is None else plan.seconds - elapsed
-            record = measure_point(point, _taking_part(sides, point, plan), model, plan, left, progress)
-            record |= _against_floor(record, costs, floors, sides[0].name)
-            parts.store(point.name, record)
-        records.append(record)
+    # What is there now stays there. The collections between samples then go through what samples leave, not through all
+    # imported modules, which takes longer than a short sample.
+    gc.collect()
+    gc.freeze()
+    try:
+        for point in plan.points:
+            record = parts.load(point.name)
+            if record is None:
+                elapsed = time.perf_counter() - begin
+                if plan.seconds is not None and elapsed > plan.seconds:
+                    progress(f"{point.name}: left out, {elapsed:.0f} s of {plan.seconds:.0f} s are over")
+                    continue
+                left = None if plan.seconds is None else plan.seconds - elapsed
+                record = measure_point(point, _taking_part(sides, point, plan), model, plan, left, progress)
+                record |= _against_floor(record, costs, floors, sides[0].name)
+                parts.store(point.name, record)
+            records.append(record)
+    finally:
+        gc.unfreeze()
     return records
 
 

@@ -42,8 +42,9 @@ def draw(trace: StepTrace, title: str, *, first: int = 1, last: int | None = Non
     shown = [i for i, launch in enumerate(trace.launches) if first <= launch.stage <= last]
     places = _places(trace.launches, shown)
     height = max((abs(y) for _, y in places.values()), default=1) + 1
-    width = (0.62 if names else 0.11) * (last - first + 1) + 1.5
-    figure, axes = plt.subplots(figsize=(min(max(width, 7.2), 60), 0.34 * 2 * height + 1.4 if names else 3.4))
+    width = (0.66 if names else 0.11) * (last - first + 1) + 1.5
+    size = min(max(width, 7.2), 60), 0.4 * 2 * height + 1.4 if names else 3.4
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
     chain = {id(launch) for launch in trace.longest_chain()}
     edges = {False: [], True: []}
     for index in shown:
@@ -63,13 +64,14 @@ def draw(trace: StepTrace, title: str, *, first: int = 1, last: int | None = Non
     if names:
         for index in shown:
             axes.annotate(
-                trace.launches[index].name, places[index], xytext=(3, 4), textcoords="offset points", fontsize=6,
-                rotation=25,
+                trace.launches[index].name, places[index], xytext=(3, 4), textcoords="offset points", fontsize=6.5,
+                rotation=32,
             )  # fmt: skip
     axes.set(title=title, xlabel="stage: each waits for the one before", yticks=[], ylim=(-height, height))
     axes.set_xlim(first - 1, last + 1)
     axes.grid(False)
-    axes.legend(fontsize=8, loc="upper right", ncols=3)
+    # Below the axes: names of launches may stand anywhere in them.
+    figure.legend(fontsize=8, loc="outside lower center", ncols=3)
     return figure
 
 
