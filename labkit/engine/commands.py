@@ -49,6 +49,8 @@ def generate(
     """Stream a model's answer through its chat template. Ctrl-C stops cleanly, with the text so far (exit code 130)."""
     if raw and system:
         console.fail("--system needs the chat template: leave out --raw", code=2)
+    if prefix_width is not None and prefix_store is None:
+        console.fail("--prefix-width is of a store: name its folder with --prefix-store", code=2)
     try:
         import labkit
         from labkit.engine import RequestFailed
@@ -90,8 +92,6 @@ def generate(
 def _prefixes(loaded: LoadedModel, folder: Path | None, width: int | None) -> Iterator[PrefixStore | None]:
     """The store that was asked for; what the answer left in it is on the disk when this ends."""
     if folder is None:
-        if width is not None:
-            raise ValueError("--prefix-width is of a store: name its folder with --prefix-store")
         yield None
         return
     from labkit import devices

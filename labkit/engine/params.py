@@ -105,8 +105,9 @@ class SamplingParams:
             return
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or not low <= value <= high or (open_below and value == low):
-            below = f"above {low}" if open_below else f"from {low}"
-            raise ValueError(f"{name} must be a number {below} to {high}, not {value!r}")
+            below = "" if low == -math.inf else f" above {low}" if open_below else f" from {low}"
+            above = "" if high == math.inf else f" to {high}"
+            raise ValueError(f"{name} must be a finite number{below}{above}, not {value!r}")
 
     def _whole(self, name: str, low: int, *, optional: bool = False) -> None:
         value = getattr(self, name)

@@ -1,8 +1,7 @@
-"""What pressure costs: a guard that sees none, a pause and its resume against their bytes, a run below a ceiling."""
+"""What pressure costs: requests that run below a ceiling."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from labkit.engine import Engine, Event, MemoryGuard, Policy, Request, SamplingParams
-from labkit.engine.memory import DeviceMeter, FakeMeter, Lines
+from labkit.engine.memory import DeviceMeter, Lines
 from labkit.engine.prefix import PrefixStore
-from labkit.measure.paired import Paired, paired
 from labkit.models import LoadedModel
-
-HUGE = 1 << 50
 
 
 def request(loaded: LoadedModel, id: str, prompt: int, answer: int) -> Request:
@@ -26,122 +21,6 @@ def request(loaded: LoadedModel, id: str, prompt: int, answer: int) -> Request:
     first = sum(id.encode())
     tokens = [(first + 7 * place + 3 * place * place) % min(loaded.model.vocab_size, 250) for place in range(prompt)]
     return Request(tokens, SamplingParams(max_tokens=answer, ignore_eos=True), id=id)
-
-
-def idle_cost(loaded: LoadedModel, *, rows: int = 1, steps: int = 32, rounds: int = 9, chunk: int = 512) -> Paired:
-    """Decode steps with a guard on the real meter that sees no pressure (first) against none (second), by turns."""
-    engines = [Engine(loaded, prefill_chunk=chunk, guard=guard) for guard in (MemoryGuard(), None)]
-    for engine in engines:
-        for row in range(rows):
-            engine.submit(request(loaded, f"row {row}", 16, (rounds + 3) * steps + 64))
-        while sum(event.kind == "token" for event in engine.step()) < rows:
-            pass
-
-    def decode(engine: Engine) -> None:
-        for _ in range(steps):
-            engine.step()
-
-    try:
-        return paired(lambda: decode(engines[0]), lambda: decode(engines[1]), rounds=rounds, warm_up=2)
-    finally:
-        for engine in engines:
-            engine.close()
-
-
-@dataclass(frozen=True)
-class PauseCost:
-    """One row put away and brought back. Seconds are the medians of the rounds, bytes of its caches' valid part.
-
-    Attributes:
-        tokens: in its caches.
-        bytes: that must go each way.
-        pause_seconds, resume_seconds: of the engine, from the boundary on.
-        out_seconds, in_seconds: the same bytes and nothing else: copied to the host, written, flushed; read, copied.
-        ratio: both of the engine over both of the bytes, median of the rounds.
-    """
-
-    tokens: int
-    bytes: int
-    pause_seconds: float
-    resume_seconds: float
-    out_seconds: float
-    in_seconds: float
-    ratio: float
-
-    def as_record(self) -> dict[str, Any]:
-        """JSON data."""
-        return asdict(self)
-
-
-def pause_cost(loaded: LoadedModel, folder: Path, tokens: int, *, width: int, rounds: int = 5) -> PauseCost:
-    """Pause and resume a row with `tokens` tokens in its caches, by turns with moving its bytes alone.
-
-    The row's prompt is not stored beforehand: a pause writes all of it, as that of a long answer does.
-    """
-    store = _Private(loaded, folder, width)
-    meter = FakeMeter(HUGE, loaded.weights_bytes)
-    guard = MemoryGuard(HUGE, meter=meter, interval=0)
-    engine = Engine(loaded, guard=guard, policy=Policy(patience=0), prefixes=store)
-    engine.submit(request(loaded, "row", tokens, 4 * rounds + 8))
-    try:
-        _until(engine, "token")
-        ours, floor, sizes = [], [], []
-        for _ in range(rounds):
-            before = engine.memory()["costs"]
-            meter.live = int(0.97 * HUGE)
-            _until(engine, "paused")
-            meter.live = loaded.weights_bytes
-            _until(engine, "token")
-            costs = engine.memory()["costs"]
-            ours.append([costs[name] - before[name] for name in ("pause_seconds", "resume_seconds")])
-            arrays = [
-                array for cache in engine._executor.lanes.batches()[0].caches for array in cache._pack()[0].values()
-            ]
-            mx.eval(arrays)
-            sizes.append(sum(array.nbytes for array in arrays))
-            floor.append(_move(arrays, folder / "floor"))
-        ratios = [sum(a) / sum(b) for a, b in zip(ours, floor, strict=True)]
-        (pause, resume), (out, back) = np.median(ours, axis=0), np.median(floor, axis=0)
-        return PauseCost(tokens, int(np.median(sizes)), pause, resume, out, back, float(np.median(ratios)))
-    finally:
-        engine.close()
-        store.close()
-
-
-class _Private(PrefixStore):
-    """A store that keeps paused rows and no prefixes."""
-
-    def __init__(self, loaded: LoadedModel, folder: Path, width: int):
-        super().__init__(loaded, folder / "store", width=width, keep_free_bytes=0, queue_bytes=64 << 30)
-
-    def commit(self, tokens: Sequence[int], caches: Sequence[Any], **options: Any) -> None:
-        return None
-
-
-def _until(engine: Engine, kind: str) -> None:
-    while not any(event.kind == kind for event in engine.step()):
-        pass
-
-
-def _move(arrays: Sequence[mx.array], path: Path) -> tuple[float, float]:
-    """Seconds of moving arrays to a file on the disk, and back."""
-    begin = time.perf_counter()
-    with path.open("wb") as file:
-        for array in arrays:
-            # A view of the bytes: numpy has no bfloat16.
-            file.write(memoryview(np.array(array.view(mx.uint8) if array.ndim else array)))
-        file.flush()
-        os.fsync(file.fileno())
-    middle = time.perf_counter()
-    back, data, at = [], path.read_bytes(), 0
-    for array in arrays:
-        raw = mx.array(np.frombuffer(data, np.uint8, array.nbytes, at))
-        back.append(raw.view(array.dtype).reshape(array.shape))
-        at += array.nbytes
-    mx.eval(back)
-    end = time.perf_counter()
-    path.unlink()
-    return middle - begin, end - middle
 
 
 def arrays_meter() -> DeviceMeter:

@@ -26,7 +26,7 @@ import labkit
 from labkit.engine import Policy
 from labkit.engine.capacity import Budget
 from labkit.engine.memory import Estimates
-from labkit.measure import parking
+from labkit.measure import parking, pausing
 from labkit.models import LoadedModel, Rows, synthetic
 from labkit.models.hybrid import Hybrid
 from recipes.measured.kernels import conditions
@@ -161,7 +161,7 @@ class Run:
             if 4 * tokens / self.rate > self.left():
                 break
             rows.append(
-                parking.pause_cost(self.loaded, self.folder / f"pause{blocks}", tokens, width=self.arguments.width)
+                pausing.pause_cost(self.loaded, self.folder / f"pause{blocks}", tokens, width=self.arguments.width)
             )
             print("pause", rows[-1], flush=True)
             self.table["pause"] = [row.as_record() for row in rows]

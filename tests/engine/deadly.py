@@ -29,8 +29,8 @@ class Deadly(FileSystem):
 
         def die(*arguments):
             if called == "write":
-                descriptor, data = arguments
-                os.write(descriptor, memoryview(data)[: random.randrange(len(data) + 1)])
+                descriptor, data, offset = arguments
+                os.pwrite(descriptor, memoryview(data)[: random.randrange(len(data) + 1)], offset)
             os.kill(os.getpid(), signal.SIGKILL)
 
         return die

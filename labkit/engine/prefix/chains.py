@@ -52,7 +52,7 @@ class Chains:
             "part": part,
             "parent": keys[index - 1] if index else self.root,
             "depth": str(index + 1),
-            "bytes": str(sum(len(tensor.data) for tensor in tensors.values())),
+            "bytes": str(sum(tensor.nbytes for tensor in tensors.values())),
         }
         return Record(tensors, own | about)
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.caches import Cache, Layout, Unsupported
+from labkit.caches.host import shares_memory
 from labkit.caches.layout import dtype_name
 from labkit.engine.prefix.record import Record, Tensor
 
@@ -52,26 +53,30 @@ class Codec:
                 return "other_length"
         return None
 
-    def columns(self, caches: Sequence[Cache], start: int, end: int) -> dict[str, Tensor]:
-        """What the by-token layers hold of the tokens start to end."""
-        return _taken({(index, n): a for index in self.by_token for n, a in caches[index].columns(start, end).items()})
+    def columns(self, caches: Sequence[Cache], start: int, end: int, *, lent: bool = False) -> dict[str, Tensor]:
+        """What the by-token layers hold of the tokens start to end.
 
-    def state(self, caches: Sequence[Cache]) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """What all other layers hold: tensors, and their scalars for `Record.about`."""
+        Args:
+            lent: the bytes may lie in the caches' own memory, for whoever needs them no longer than the caches.
+        """
+        arrays = {(index, n): a for index in self.by_token for n, a in caches[index].columns(start, end).items()}
+        return _taken(arrays, lent)
+
+    def state(self, caches: Sequence[Cache], *, lent: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What all other layers hold: tensors (`lent`: as for `columns`), and their scalars for `Record.about`."""
         arrays, scalars = {}, {}
         for index in self.whole:
             own, scalars[index] = caches[index].dump()
             arrays |= {(index, name): array for name, array in own.items()}
-        return _taken(arrays), {"scalars": json.dumps(scalars)}
+        return _taken(arrays, lent), {"scalars": json.dumps(scalars)}
 
     def assemble(self, blocks: Sequence[Record], state: Record | None, tokens: int) -> list[Cache]:
         """Fresh caches after `tokens` tokens, from the by-token layers' blocks in order and all other layers' state."""
         caches = self._make()
         for index in self.by_token:
             names = [name for name in blocks[0].tensors if name.startswith(f"{index}.")]
-            parts = {name.partition(".")[2]: [_array(block.tensors[name]) for block in blocks] for name in names}
-            whole = {n: p[0] if len(p) == 1 else mx.concatenate(p, axis=-2) for n, p in parts.items()}
-            mx.eval(whole)  # layer by layer, so that only one layer is there twice
+            room = caches[index].room_for(tokens)
+            whole = {n.partition(".")[2]: _joined([block.tensors[n] for block in blocks], room) for n in names}
             caches[index].fill_columns(whole, tokens)
         scalars: dict[str, Any] = json.loads(state.about["scalars"]) if state is not None else {}
         for index in self.whole:
@@ -85,29 +90,61 @@ class Codec:
 _UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
-def _taken(arrays: dict[tuple[int, str], mx.array]) -> dict[str, Tensor]:
-    """Arrays -> bytes, all evaluated together. Each byte is copied once, out of the cache's own buffer."""
+def _taken(arrays: dict[tuple[int, str], mx.array], lent: bool) -> dict[str, Tensor]:
+    """Arrays -> bytes, all evaluated together; each copied once out of the cache's own buffer, or not at all."""
     # As integers of the same width, since numpy has no bfloat16: a view, also of columns in the middle of a buffer.
     views = {key: array.view(_UNSIGNED[array.dtype.size]) for key, array in arrays.items()}
     mx.eval(list(views.values()))
+    take = _pieces if lent and shares_memory() else _copied
     return {
         f"{layer}.{name}": Tensor(
             dtype_name(array.dtype),
             tuple(array.shape),
-            _bytes(views[layer, name]) if array.size else b"",
+            take(views[layer, name]) if array.size else b"",
         )
         for (layer, name), array in arrays.items()
     }
 
 
-def _bytes(array: mx.array) -> memoryview:
+def _copied(array: mx.array) -> memoryview:
     """A copy in memory of numpy's, which takes large pages where the system has them: touching new memory page by page
     costs more than the copy itself."""
     return memoryview(np.array(array, order="C")).cast("B").toreadonly()
 
 
+def _pieces(array: mx.array | np.ndarray) -> tuple[memoryview, ...]:
+    """The array's own memory, cut where it does not hang together."""
+    view = np.array(array, copy=False)
+    if view.flags.c_contiguous:
+        return (memoryview(view).cast("B").toreadonly(),)
+    if view.ndim <= 2:
+        return (memoryview(np.array(view, order="C")).cast("B").toreadonly(),)
+    return tuple(piece for part in view for piece in _pieces(part))
+
+
 def _array(tensor: Tensor) -> mx.array:
     dtype = getattr(mx, tensor.dtype)
-    if not len(tensor.data):
+    if not tensor.nbytes:
         return mx.zeros(tensor.shape, dtype)
-    return mx.array(np.frombuffer(tensor.data, dtype=np.uint8)).view(dtype).reshape(tensor.shape)
+    return mx.array(np.frombuffer(tensor.whole, dtype=np.uint8)).view(dtype).reshape(tensor.shape)
+
+
+def _joined(tensors: Sequence[Tensor], room: int) -> mx.array:
+    """Tensors [..., tokens, D] behind one another in an array of `room` columns, each byte written once where the host
+    writes the device's memory."""
+    first, tokens = tensors[0], sum(tensor.shape[-2] for tensor in tensors)
+    if not first.nbytes or not shares_memory():
+        parts = [_array(tensor) for tensor in tensors]
+        whole = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-2)
+        mx.eval(whole)  # so that only one layer is there twice
+        return whole
+    dtype = getattr(mx, first.dtype)
+    whole = mx.zeros((*first.shape[:-2], max(room, tokens), first.shape[-1]), dtype)
+    mx.eval(whole)
+    # Memory that nobody else has seen: see labkit.caches.host.
+    view, at = np.array(whole.view(_UNSIGNED[dtype.size]), copy=False), 0
+    for tensor in tensors:
+        part = np.frombuffer(tensor.whole, np.uint8).view(view.dtype).reshape(tensor.shape)
+        view[..., at : at + tensor.shape[-2], :] = part
+        at += tensor.shape[-2]
+    return whole

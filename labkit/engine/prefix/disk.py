@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -69,15 +70,14 @@ class DiskTier:
         Raises:
             OSError: it is not stored, and nothing of it is left (`NoRoom`: the limit, or a full disk).
         """
-        head, pieces = blockfile.encode(record)
+        file = blockfile.Encoded(record)
         place, temporary = self.folder.place(name), self.folder.temporary(name)
         descriptor = None
         try:
             with self.folder.locked():
-                self._make_room(blockfile.size_of(head, pieces), protect)
-                descriptor = self._system.create(temporary, blockfile.size_of(head, pieces))
-            for piece in (head, *pieces):
-                self._system.write(descriptor, piece)
+                self._make_room(file.size, protect)
+                descriptor = self._system.create(temporary, file.size)
+            file.write(functools.partial(self._system.write, descriptor))
             self._system.sync(descriptor)
             closing, descriptor = descriptor, None
             self._system.close(closing)
@@ -114,7 +114,8 @@ class DiskTier:
         if place is None:
             return None
         try:
-            record = blockfile.decode(self._system.read(place))
+            with self._system.reading(place) as (size, fill):
+                record = blockfile.load(size, fill)
         except FileNotFoundError:  # removed by another engine just now
             return None
         except OSError:

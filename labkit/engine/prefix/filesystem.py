@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-LARGE = 4 << 20  # bytes of a file that is read into large pages
+LARGE = 4 << 20  # bytes from which on new memory is in large pages
 
 
 class FileSystem:
@@ -25,11 +27,12 @@ class FileSystem:
             raise
         return descriptor
 
-    def write(self, descriptor: int, data: bytes | memoryview) -> None:
-        """All of `data`."""
+    def write(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
+        """All of `data`, from `offset` on."""
         view = memoryview(data)
         while len(view):
-            view = view[os.write(descriptor, view) :]
+            written = os.pwrite(descriptor, view, offset)
+            view, offset = view[written:], offset + written
 
     def sync(self, descriptor: int) -> None:
         """Until it is on the disk."""
@@ -63,18 +66,39 @@ class FileSystem:
         """Set the time of last use."""
         os.utime(path, ns=(nanoseconds, nanoseconds))
 
-    def read(self, path: Path, limit: int = -1) -> bytes | memoryview:
-        """The file's bytes, or its first `limit`."""
+    def read(self, path: Path, limit: int) -> bytes:
+        """The file's first `limit` bytes."""
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if limit >= 0 or size < LARGE:
-                return file.read(limit)
-            # Large pages where the system has them: to touch new small ones costs more than the reading.
-            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                pages.madvise(mmap.MADV_HUGEPAGE)
-            return memoryview(pages)[: file.readinto(pages)].toreadonly()
+            return file.read(limit)
+
+    @contextlib.contextmanager
+    def reading(self, path: Path) -> Iterator[tuple[int, Callable[[memoryview, int], None]]]:
+        """(the file's bytes, a function that fills a buffer from a place in it on, which several threads may call)."""
+        descriptor = os.open(path, os.O_RDONLY)
+
+        def fill(buffer: memoryview, offset: int) -> None:
+            while len(buffer):
+                got = os.preadv(descriptor, [buffer], offset)
+                if not got:
+                    raise OSError(errno.EIO, f"{path.name} ends at byte {offset}")
+                buffer, offset = buffer[got:], offset + got
+
+        try:
+            yield os.fstat(descriptor).st_size, fill
+        finally:
+            os.close(descriptor)
 
     def free_bytes(self, folder: Path) -> int:
         """Bytes that the volume still takes."""
         return shutil.disk_usage(folder).free
+
+
+def pages(size: int) -> memoryview:
+    """New memory: in large pages where it is much and the system has them, since to touch new small ones costs more
+    than reading a file into them."""
+    if size < LARGE:
+        return memoryview(bytearray(size))
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)

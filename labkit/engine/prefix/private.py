@@ -59,8 +59,10 @@ class PrivateChains:
         if not self._tiers.pin(f"{owner} shared", columns):
             shared, columns = [], []
         start = len(shared) * self._width
-        state, scalars = self._codec.state(caches)
-        tensors = self._codec.columns(caches, start, len(tokens)) if len(tokens) > start else {}
+        # The caller holds the caches until the bytes are on the disk. In memory alone they stay, and need a copy.
+        lent = self._tiers.disk is not None
+        state, scalars = self._codec.state(caches, lent=lent)
+        tensors = self._codec.columns(caches, start, len(tokens), lent=lent) if len(tokens) > start else {}
         ids = struct.pack(f"<{len(tokens)}i", *tokens)
         tensors |= state | {"tokens": Tensor("int32", (len(tokens),), ids)}
         self._newest[id] = save = uuid.uuid4().hex

@@ -12,11 +12,26 @@ end. `tail`: both, of less than a block. `private`: a paused row."""
 
 
 class Tensor(NamedTuple):
-    """dtype (MLX's name), shape, and the bytes in row-major order."""
+    """dtype (MLX's name), shape, and the bytes in row-major order: in one piece, or in several laid end to end."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | memoryview
+    data: bytes | memoryview | tuple[memoryview, ...]
+
+    @property
+    def pieces(self) -> tuple[bytes | memoryview, ...]:
+        """The bytes, as they lie in memory."""
+        return self.data if isinstance(self.data, tuple) else (self.data,)
+
+    @property
+    def whole(self) -> bytes | memoryview:
+        """The bytes in one piece."""
+        return b"".join(self.data) if isinstance(self.data, tuple) else self.data
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes."""
+        return sum(map(len, self.pieces))
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,7 @@ class Record:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(len(tensor.data) for tensor in self.tensors.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 def name_of(key: str, part: Part) -> str:

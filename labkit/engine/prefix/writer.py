@@ -147,6 +147,7 @@ class Writer:
                     self._busy = False
                     if job.record is not None and self._waiting.pop(job.name, None) is not None:
                         self._bytes -= job.record.nbytes
+                    del job  # its bytes may be a paused row's own memory
                     self._change.notify_all()
 
     def _do(self, job: _Job) -> None:

@@ -48,10 +48,10 @@ class Faulty(FileSystem):
 
     failing = False
 
-    def write(self, descriptor, data):
+    def write(self, descriptor, data, offset):
         if self.failing:
             raise OSError(errno.ENOSPC, "no space left on device")
-        return super().write(descriptor, data)
+        return super().write(descriptor, data, offset)
 
 
 class Requests(RuleBasedStateMachine):

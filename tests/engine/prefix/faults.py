@@ -37,12 +37,12 @@ class Failing(FileSystem):
         self.threads.add(threading.current_thread().name)
         return super().create(path, size)
 
-    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+    def write(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
         assert isinstance(data, (bytes, memoryview)), "a writer sees bytes only"
         if self.half and "write" in self.failing:
-            super().write(descriptor, memoryview(data)[: len(data) // 2])
+            super().write(descriptor, memoryview(data)[: len(data) // 2], offset)
         self._step("write")
-        super().write(descriptor, data)
+        super().write(descriptor, data, offset)
 
     def sync(self, descriptor: int) -> None:
         self._step("sync")
@@ -72,9 +72,13 @@ class Failing(FileSystem):
         self._step("touch")
         super().touch(path, nanoseconds)
 
-    def read(self, path: Path, limit: int = -1) -> bytes:
+    def read(self, path: Path, limit: int) -> bytes:
         self._step("read")
         return super().read(path, limit)
+
+    def reading(self, path: Path):
+        self._step("read")
+        return super().reading(path)
 
     def free_bytes(self, folder: Path) -> int:
         self._step("free_bytes")

@@ -40,7 +40,7 @@ def killer() -> Iterator[Killer]:
     parent = Killer()
     yield parent
     parent.process.stdin.close()
-    parent.process.wait(10)
+    parent.process.wait()
     parent.process.stdout.close()
 
 
@@ -115,9 +115,9 @@ class PowerCut(FileSystem):
         self.unflushed[path] = size
         return descriptor
 
-    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+    def write(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
         self._step()
-        super().write(descriptor, data)
+        super().write(descriptor, data, offset)
 
     def sync(self, descriptor: int) -> None:
         self._step()

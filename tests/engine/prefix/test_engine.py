@@ -56,7 +56,7 @@ def test_trap_10_every_length_hits_as_it_should_with_the_bits_of_no_store(model,
         wanted, _ = answer(plain, tokens)
         cold, first = answer(cached, tokens)
         warm, second = answer(cached, tokens)
-        store.flush(10)
+        store.flush(600)
         store.release_memory()
         disk, third = answer(cached, tokens)
         assert cold == warm == disk == wanted
@@ -187,7 +187,7 @@ def test_a_store_in_trouble_costs_time_and_nothing_else(model, tmp_path):
             system.failing = {step: BROKEN}
             for _ in range(2):
                 assert answer(cached, tokens)[0] == wanted
-                assert store.flush(30)
+                assert store.flush(600)
         assert store.stats()["writer"]["failed"]
         assert store.stats()["disk"]["read_failed"]
 
@@ -222,7 +222,7 @@ def test_a_request_goes_on_from_its_last_committed_block_after_a_kill(tmp_path, 
     while done < 5 * 32:
         done = int(child.stdout.readline())
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(10)
+    child.wait()
     said = child.stdout.read().split()
     child.stdout.close()
     done = int(said[-1]) if said else done

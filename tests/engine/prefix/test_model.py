@@ -80,7 +80,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prompt=PROMPTS, owner=st.sampled_from(["p", "q"]))
     def pin(self, prompt, owner):
-        self.store.flush(20)
+        self.store.flush(600)
         held = self.store.pin(owner, prompt)
         self.pinned[owner] = prompt[:held]
 
@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
     def pause(self, prompt, id, more):
         row = [*prompt, *[9] * more]
         caches = self.witness.after(row)
-        saved = self.store.save_private(id, row, caches, data=more, timeout=20).stored
+        saved = self.store.save_private(id, row, caches, data=more, timeout=600).stored
         assert saved or self.system.failing or self.limit < 20_000
         if saved:
             self.rows[id] = row
@@ -122,19 +122,19 @@ class Machine(RuleBasedStateMachine):
     @rule(step=st.sampled_from(["create", "write", "sync", "replace", "read", "link", "touch", "sync_folder"]),
           code=st.sampled_from([FULL, BROKEN]), half=st.booleans())  # fmt: skip
     def the_disk_fails(self, step, code, half):
-        self.store.flush(20)
+        self.store.flush(600)
         self.system.failing, self.system.half = {step: code}, half
 
     @precondition(lambda self: self.system.failing)
     @rule()
     def the_disk_is_well(self):
-        self.store.flush(20)
+        self.store.flush(600)
         self.system.failing = {}
 
     @rule(data=st.data(), how=st.sampled_from(["flip", "cut", "swap", "gone"]))
     def damage(self, data, how):
         """Files of shared blocks that nobody holds."""
-        self.store.flush(20)
+        self.store.flush(600)
         files = sorted((Path(self.folder.name) / "store" / "blocks").rglob("*.safetensors"))
         files = [path for path in files if path.stat().st_nlink == 1]
         if not files:
@@ -155,14 +155,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def memory_is_wanted_elsewhere(self):
-        self.store.flush(20)
+        self.store.flush(600)
         self.store.release_memory()
 
     @rule(disk_bytes=st.sampled_from([9_000, 40_000, 200_000]), memory_bytes=st.sampled_from([0, 2_000, 50_000]),
           budget=st.sampled_from([None, 400, 1_500]), kill=st.booleans())  # fmt: skip
     def start_again(self, disk_bytes, memory_bytes, budget, kill):
         """The engine ends, or is killed once its writes are done; pins end with it, paused rows do not."""
-        self.store.flush(20)
+        self.store.flush(600)
         self.system.failing = {}
         if kill:
             abandon(self.store)

@@ -1,0 +1,190 @@
+"""What a pause and its resume cost, against the bytes that they must move."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.engine import Engine, MemoryGuard, Policy
+from labkit.engine.memory import FakeMeter
+from labkit.engine.prefix import PrefixStore
+from labkit.engine.prefix.filesystem import FileSystem, pages
+from labkit.measure.parking import request
+from labkit.models import LoadedModel
+
+HUGE = 1 << 50
+
+
+@dataclass(frozen=True)
+class PauseCost:
+    """One row put away and brought back. Seconds are the medians of the rounds, bytes of its caches' valid part.
+
+    Attributes:
+        tokens: in its caches.
+        bytes: that must go each way.
+        pause_seconds, resume_seconds: of the engine, from the boundary on.
+        out_seconds, in_seconds: the same bytes and nothing else: copied out of the arrays, written, flushed with their
+            name; read, copied into arrays. On the same disk, in turns with the engine's.
+        ratio: both of the engine over both of the bytes, median of the rounds.
+        pause_processor, resume_processor, out_processor, in_processor: the same in seconds of processor time of all
+            threads, which a busy machine changes less.
+        processor_ratio: as `ratio`, of these.
+    """
+
+    tokens: int
+    bytes: int
+    pause_seconds: float
+    resume_seconds: float
+    out_seconds: float
+    in_seconds: float
+    ratio: float
+    pause_processor: float
+    resume_processor: float
+    out_processor: float
+    in_processor: float
+    processor_ratio: float
+
+    def as_record(self) -> dict[str, Any]:
+        """JSON data."""
+        return asdict(self)
+
+
+def pause_cost(loaded: LoadedModel, folder: Path, tokens: int, *, width: int, rounds: int = 5) -> PauseCost:
+    """Pause and resume a row with `tokens` tokens in its caches, by turns with moving its bytes alone.
+
+    The row's prompt is not stored beforehand: a pause writes all of it, as that of a long answer does.
+
+    Args:
+        folder: a new one, on the disk that is asked about.
+        width: tokens of a chunk.
+    """
+    store = _Private(loaded, folder, width)
+    meter = FakeMeter(HUGE, loaded.weights_bytes)
+    guard = MemoryGuard(HUGE, meter=meter, interval=0)
+    engine = Engine(loaded, guard=guard, policy=Policy(patience=0), prefixes=store)
+    hands = _Timed(engine._parking._hands)
+    engine.submit(request(loaded, "row", tokens, 4 * rounds + 8))
+    try:
+        _until(engine, "token")
+        ours, floor, sizes = [], [], []
+        for _ in range(rounds):
+            meter.live = int(0.97 * HUGE)
+            _until(engine, "paused")
+            meter.live = loaded.weights_bytes
+            _until(engine, "token")
+            ours.append((*hands.took["pause"], *hands.took["resume"]))
+            moved = _moved(engine._executor.lanes.batches()[0].caches, folder / "floor")
+            sizes.append(moved[0])
+            floor.append(moved[1:])
+        seconds, processor = (
+            float(np.median([(a[k] + a[k + 2]) / (b[k] + b[k + 2]) for a, b in zip(ours, floor, strict=True)]))
+            for k in (0, 1)
+        )
+        (pause, pause_p, resume, resume_p), (out, out_p, back, back_p) = (
+            map(float, np.median(side, axis=0)) for side in (ours, floor)
+        )
+        return PauseCost(
+            tokens,
+            int(np.median(sizes)),
+            pause,
+            resume,
+            out,
+            back,
+            seconds,
+            pause_p,
+            resume_p,
+            out_p,
+            back_p,
+            processor,
+        )
+    finally:
+        engine.close()
+        store.close()
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds, and seconds of processor time of all threads, that `call` takes."""
+    begin, processor = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - begin, time.process_time() - processor
+
+
+class _Timed:
+    """Times an engine's hands. What the device still does of the step before is not theirs."""
+
+    def __init__(self, hands: Any):
+        self.took: dict[str, tuple[float, float]] = {}
+        for name in ("pause", "resume"):
+            setattr(hands, name, self._watched(name, getattr(hands, name)))
+
+    def _watched(self, name: str, call: Callable[[str], Any]) -> Callable[[str], Any]:
+        def watched(id: str) -> Any:
+            result = []
+            mx.synchronize()
+            self.took[name] = timed(lambda: result.append(call(id)))
+            return result[0]
+
+        return watched
+
+
+class _Private(PrefixStore):
+    """A store that keeps paused rows and no prefixes."""
+
+    def __init__(self, loaded: LoadedModel, folder: Path, width: int):
+        super().__init__(loaded, folder / "store", width=width, keep_free_bytes=0, queue_bytes=64 << 30)
+
+    def commit(self, tokens: Sequence[int], caches: Sequence[Any], **options: Any) -> None:
+        return None
+
+
+def _until(engine: Engine, kind: str) -> None:
+    while not any(event.kind == kind for event in engine.step()):
+        pass
+
+
+def _moved(caches: Sequence[Any], path: Path) -> tuple[int, float, float, float, float]:
+    """Bytes of caches, and what it takes (`timed`) to move them and nothing else: out, then in."""
+    arrays = [array for cache in caches for array in cache._pack()[0].values()]
+    mx.eval(arrays)
+    back: list[mx.array] = []
+    out = timed(lambda: _out(arrays, path))
+    into = timed(lambda: back.extend(_in(arrays, path)))
+    path.unlink()
+    return sum(array.nbytes for array in arrays), *out, *into
+
+
+def _out(arrays: Sequence[mx.array], path: Path) -> None:
+    """Arrays to a file that is on the disk, as is its name."""
+    system = FileSystem()
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with contextlib.closing(os.fdopen(descriptor, "wb", closefd=True)):
+        at = 0
+        for array in arrays:
+            # A view of the bytes: numpy has no bfloat16.
+            data = memoryview(np.array(array.view(mx.uint8) if array.ndim else array)).cast("B")
+            system.write(descriptor, data, at)
+            at += len(data)
+        system.sync(descriptor)
+    system.sync_folder(path.parent)
+
+
+def _in(arrays: Sequence[mx.array], path: Path) -> list[mx.array]:
+    """What `_out` wrote, as arrays like these."""
+    with FileSystem().reading(path) as (size, fill):
+        data = pages(size)
+        fill(data, 0)
+    back, at = [], 0
+    for array in arrays:
+        raw = mx.array(np.frombuffer(data, np.uint8, array.nbytes, at))
+        back.append(raw.view(array.dtype).reshape(array.shape))
+        at += array.nbytes
+    mx.eval(back)
+    return back
