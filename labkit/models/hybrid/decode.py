@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,10 +21,8 @@ from labkit.kernels.targets import device_target
 from labkit.models.contract import Output
 from labkit.models.hybrid import attention_layer, delta_layer
 from labkit.models.hybrid.config import ATTENTION
+from labkit.models.hybrid.graph import Graph
 from labkit.models.hybrid.plan import Columns, Step
-
-if TYPE_CHECKING:
-    from labkit.models.hybrid.hybrid import Hybrid
 
 FEW = delta_layer.MAX_STEP
 """Tokens a row that count as few: a draft of eight can be verified."""
@@ -37,12 +34,14 @@ class FewTokens:
     """The forward of up to `FEW` tokens a row through kernels.
 
     Args:
-        model: whose layers and head are used.
+        graph: what it walks through. Nothing that is kept here leads back to whoever calls: a model goes, weights and
+            compiled functions and all, with the last reference to it.
     """
 
-    def __init__(self, model: Hybrid):
-        self._model = model
+    def __init__(self, graph: Graph):
+        self._graph = graph
         self._compiled: dict[tuple, Callable[..., Any]] = {}
+        self._tables: dict[tuple[int, int], mx.array] = {}
 
     def __call__(
         self, x: mx.array, caches: list[Cache], step: Step, *, logits: str | None, hidden: bool, given: bool
@@ -55,13 +54,13 @@ class FewTokens:
         paged = any(isinstance(cache, PagedCache) for cache in caches)
         counts = self._paged_columns(caches, step) if paged else self._counts(caches, step)
         memory = [
-            _present(layer.mixer.memory(cache, step)) for layer, cache in zip(self._model.layers, caches, strict=True)
+            _present(layer.mixer.memory(cache, step)) for layer, cache in zip(self._graph.layers, caches, strict=True)
         ]
-        compute = self._function(step, logits, hidden, given, paged=paged, padded=len(counts) == 2)
+        compute = self._function(step, logits, hidden, given, paged=paged, padded=len(counts) == 3)
         arrays = [x, step.positions, *counts]
         spans = [] if step.spans is None else [step.spans]
         asked, after = compute(arrays, spans, memory)
-        for layer, cache, arrays in zip(self._model.layers, caches, after, strict=True):
+        for layer, cache, arrays in zip(self._graph.layers, caches, after, strict=True):
             layer.mixer.keep(cache, _MEMORY[layer.kind == ATTENTION](*arrays), step)
         return Output(*asked)
 
@@ -69,31 +68,29 @@ class FewTokens:
         self, step: Step, logits: str | None, hidden: bool, given: bool, *, paged: bool, padded: bool
     ) -> Callable:
         """The forward for steps of this form. Shapes may differ: `mx.compile` knows them itself."""
+        graph = self._graph
 
         def compute(arrays: list[mx.array], spans: list[mx.array], memory: list[tuple]) -> tuple[tuple, list[tuple]]:
             x, positions, *counts = arrays
             batch, length = x.shape[:2]
-            if paged:
-                columns = Columns(*counts)
-            else:
-                columns = _columns(counts[0], counts[1:], self._table(batch, length), batch * length, length)
+            columns = Columns(*counts) if paged else _columns(*counts, tokens=batch * length, length=length)
             now = replace(step, batch=batch, length=length, positions=positions, columns=columns)
             now = replace(now, spans=spans[0] if spans else None)
             after = list(memory)
 
             def mix(index: int, normed: mx.array) -> mx.array:
-                layer = self._model.layers[index]
+                layer = graph.layers[index]
                 known = _MEMORY[layer.kind == ATTENTION](*memory[index])
                 out, left = layer.mixer.mix(normed, known, now)
                 after[index] = _present(left)
                 return out
 
             if not given:
-                x = self._model.embed(x)
+                x = graph.embed(x)
             # Tokens without their rows: each change of shape would be an operation of its own.
-            parts = self._model.through(x.reshape(batch * length, -1), mix, now)
+            parts = graph.through(x.reshape(batch * length, -1), mix, now)
             parts = [part.reshape(batch, length, -1) for part in parts]
-            return tuple(self._model.head(*parts, None, logits, hidden, now)), after
+            return tuple(graph.head(*parts, None, logits, hidden, now)), after
 
         if not self._may_compile(step):
             return compute
@@ -120,11 +117,13 @@ class FewTokens:
         return Columns(int32s((0,) * len(last)), int32s(last), rows.finished(), int32s(tuple(rows.held()))[:, None])
 
     def _counts(self, caches: list[Cache], step: Step) -> list[mx.array]:
-        """int32 [4]: 0, columns before the step, those of them that are settled, and the tail's next column; and the
-        rows' padding [B] if they have some. Every attention layer has taken the same tokens."""
+        """int32 [4]: 0, columns before the step, those of them that are settled, and the tail's next column; what is
+        added to them for each token (`_table`); and the rows' padding [B] if they have some. Every attention layer has
+        taken the same tokens."""
+        table = self._table(step.batch, step.length)
         attending = [cache for cache in caches if cache.kind == "contiguous"]
         if not attending:
-            return [mx.zeros((4,), mx.int32)]
+            return [mx.zeros((4,), mx.int32), table]
         settled = {cache.open_tail(step.length)[2].settled for cache in attending}
         if len(settled) > 1:
             for cache in attending:
@@ -132,11 +131,7 @@ class FewTokens:
             settled = {cache.open_tail(step.length)[2].settled for cache in attending}
         filled, (settled,) = attending[0].size(), settled
         padding = [attending[0].left_padding] if isinstance(attending[0], BatchedContiguous) else []
-        return [mx.array([0, filled, settled, filled - settled], dtype=mx.int32), *padding]
-
-    @cached_property
-    def _tables(self) -> dict[tuple[int, int], mx.array]:
-        return {}
+        return [mx.array([0, filled, settled, filled - settled], dtype=mx.int32), table, *padding]
 
     def _table(self, batch: int, length: int) -> mx.array:
         """[4, B * L, at least 8]: what is added to the counts for each token. Wide enough to lie in a GPU's memory."""
@@ -152,7 +147,9 @@ def _present(arrays: tuple) -> tuple:
     return tuple(array for array in arrays if array is not None)
 
 
-def _columns(counts: mx.array, padding: list[mx.array], table: mx.array, tokens: int, length: int) -> Columns:
+def _columns(
+    counts: mx.array, table: mx.array, padding: mx.array | None = None, *, tokens: int, length: int
+) -> Columns:
     placed = counts[:, None] + table
-    first = mx.repeat(padding[0], length) if padding else placed[0, :tokens]
+    first = placed[0, :tokens] if padding is None else mx.repeat(padding, length)
     return Columns(first, placed[1, :tokens], placed[2], placed[3])

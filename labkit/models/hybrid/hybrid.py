@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import mlx.core as mx
@@ -10,33 +10,18 @@ import mlx.core as mx
 from labkit.caches import BatchedContiguous, BatchedRecurrent, Cache, Contiguous, Layout, Recurrent, lacking
 from labkit.caches.layout import ArraySpec, dtype_name
 from labkit.caches.paged import PagedCache
-from labkit.kernels.fused import residual_rms_norm
 from labkit.kernels.gated_delta import row_spans
 from labkit.kernels.targets import target_in_use
-from labkit.models.contract import LayerKind, LogitsFor, Output, select_columns
-from labkit.models.hybrid.attention_layer import AttentionLayer
+from labkit.models.contract import LayerKind, LogitsFor, Output
 from labkit.models.hybrid.config import LINEAR, HybridConfig
 from labkit.models.hybrid.decode import FEW, FewTokens
-from labkit.models.hybrid.delta_layer import DeltaLayer
-from labkit.models.hybrid.experts import Experts
+from labkit.models.hybrid.graph import Graph
 from labkit.models.hybrid.memory import chunk_memory, longest_chunk
-from labkit.models.hybrid.mlp import DenseBlock
-from labkit.models.hybrid.packing import LayerWeights, ModelWeights, pack
+from labkit.models.hybrid.packing import ModelWeights, pack
 from labkit.models.hybrid.plan import Plan, Step
 from labkit.models.hybrid.variants import Variants
 from labkit.models.placement import check_rows, place, prepare
 from labkit.models.rows import Rows
-
-
-class Layer:
-    """One block: `mixer` reads and writes the layer's cache, `mlp` holds the norm between them."""
-
-    def __init__(self, kind: str, config: HybridConfig, weights: LayerWeights):
-        self.kind = kind
-        self.input_norm = weights.input_norm
-        self.mixer = (DeltaLayer if kind == LINEAR else AttentionLayer)(config, weights.mixer)
-        self.mlp = (Experts if config.sparse else DenseBlock)(config, weights.mlp, weights.post_norm)
-
 
 _WITH_TAIL = {Contiguous, BatchedContiguous, Recurrent, BatchedRecurrent}
 
@@ -54,6 +39,7 @@ class Hybrid:
 
     Attributes:
         sizes: the config as read. notes: what the checkpoint holds and this text model leaves out.
+        graph: embedding, layers and head over the weights.
         weights_bytes: of all weights.
     """
 
@@ -77,8 +63,8 @@ class Hybrid:
         self.vocab_size, self.num_layers = sizes.vocabulary, len(sizes.layer_kinds)
         self.layer_kinds: list[LayerKind] = list(sizes.layer_kinds)
         self.layouts = [self._layout(kind) for kind in sizes.layer_kinds]
-        self.layers = [Layer(kind, sizes, w) for kind, w in zip(sizes.layer_kinds, weights.layers, strict=True)]
-        self._few = FewTokens(self)
+        self.graph = Graph(sizes, weights, dtype)
+        self._few = FewTokens(self.graph)
         self.limits = lacking(self.make_caches(), self.make_caches(2))
 
     @classmethod
@@ -158,9 +144,10 @@ class Hybrid:
             x = embeddings.astype(self.dtype) if given else tokens
             output = self._few(x, caches, step, logits=logits, hidden=hidden, given=given)
         else:
-            x = self.embed(tokens) if embeddings is None else embeddings.astype(self.dtype)
-            mix = lambda index, normed: self.layers[index].mixer(normed, caches[index], step)
-            output = self.head(*self.through(x, mix, step), rows.lengths, logits, hidden, step)
+            graph = self.graph
+            x = graph.embed(tokens) if embeddings is None else embeddings.astype(self.dtype)
+            mix = lambda index, normed: graph.layers[index].mixer(normed, caches[index], step)
+            output = graph.head(*graph.through(x, mix, step), rows.lengths, logits, hidden, step)
         if padded:
             for cache in caches:
                 cache.finalize()
@@ -181,42 +168,7 @@ class Hybrid:
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Tokens [B, L] -> [B, L, D]."""
-        return self.weights.embedding.rows(tokens, self.dtype)
-
-    def through(self, x: mx.array, mix: Callable[[int, mx.array], mx.array], step: Step) -> tuple[mx.array, mx.array]:
-        """All blocks: the residual stream before the last addition, and what is to be added.
-
-        Args:
-            x: [B, L, D]. mix: a layer's number and its normalised input -> its mixer's output.
-        """
-        stream, update = x, None
-        for index, layer in enumerate(self.layers):
-            if update is None:
-                normed = mx.fast.rms_norm(x, layer.input_norm, self.sizes.eps)
-            else:
-                stream, normed = residual_rms_norm(update, stream, layer.input_norm, self.sizes.eps)
-            stream, update = layer.mlp(mix(index, normed), stream, step)
-        return stream, update
-
-    def head(
-        self,
-        stream: mx.array,
-        update: mx.array,
-        lengths: mx.array | None,
-        logits: LogitsFor,
-        hidden: bool,
-        step: Step,
-    ) -> Output:
-        """The last norm and the head, for the columns asked for."""
-        if logits is None and not hidden:
-            return Output(None, None)
-        if not hidden:
-            stream, update = (select_columns(part, logits, lengths) for part in (stream, update))
-        _, states = residual_rms_norm(update, stream, self.weights.norm, self.sizes.eps)
-        if logits is None:
-            return Output(None, states)
-        chosen = select_columns(states, logits, lengths) if hidden else states
-        return Output(step.plan.product(chosen, self.weights.head), states if hidden else None)
+        return self.graph.embed(tokens)
 
     def _step(self, caches: list[Cache], rows: Rows, length: int) -> Step:
         """What the layers need of the rows, read before any cache moves."""

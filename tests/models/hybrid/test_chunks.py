@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import time
 from dataclasses import replace
 
 import mlx.core as mx
@@ -17,6 +15,7 @@ from labkit.models.hybrid import Hybrid, HybridConfig, Variants
 from labkit.models.hybrid.memory import GRID, LONGEST, chunk_memory, longest_chunk
 from labkit.resources import data_folder
 from tests.models.hybrid.small import TEXT, config, models, prompt, random_module
+from tests.settled import settled_memory
 
 NIGHTLY, KINDS = pytest.mark.nightly, ("linear_attention", "full_attention")
 FULL = HybridConfig.read(json.loads((data_folder() / "configs" / "qwen3.6-35b-a3b.json").read_text()))
@@ -29,17 +28,6 @@ def stand_in(target, kernel, launch):
         mx.broadcast_to(ready.astype(dtype), shape) + mx.array(0, dtype)
         for shape, dtype in zip(launch.output_shapes, launch.output_dtypes, strict=True)
     ]
-
-
-def settled_memory() -> int:
-    """Bytes in use once MLX's threads have let go of what they have computed."""
-    gc.collect()
-    mx.synchronize()
-    least = mx.get_active_memory()
-    for _ in range(10):
-        time.sleep(0.02)
-        least = min(least, mx.get_active_memory())
-    return least
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +49,8 @@ def test_the_predicted_memory_of_a_chunk_is_what_mlx_allocates(model, kind, monk
     """The most of several rounds: how far MLX's thread is behind the one that allocates differs from run to run."""
     monkeypatch.setattr(targets, "run_on", stand_in)
     monkeypatch.setattr(Hybrid, "_check", lambda *_: None)
-    chosen = [index for index, layer in enumerate(model.layers) if kind in ("both", layer.kind)]
-    monkeypatch.setattr(model, "layers", [model.layers[index] for index in chosen])
+    chosen = [index for index, layer in enumerate(model.graph.layers) if kind in ("both", layer.kind)]
+    monkeypatch.setattr(model.graph, "layers", [model.graph.layers[index] for index in chosen])
     context, length, measured = 1024, 2048, 0
     tokens = prompt(length)
     for _ in range(5):

@@ -187,7 +187,7 @@ def test_each_kind_of_layer_alone(target):
     plan = Plan.here(Variants(compiled=False), False)
     x, update = (mx.random.normal((1, 11, 128), key=mx.random.key(seed)) for seed in (1, 2))
     step = Step(plan, 1, 11, mx.array([0], mx.int32), mask="causal")
-    for index, (layer, theirs) in enumerate(zip(model.layers, layers, strict=True)):
+    for index, (layer, theirs) in enumerate(zip(model.graph.layers, layers, strict=True)):
         cache, reference = model.make_caches()[index], both.adapter.make_caches()[index]
         module = theirs.linear_attn if theirs.is_linear else theirs.self_attn
         wanted = module(x, None if theirs.is_linear else "causal", reference)
