@@ -3,16 +3,7 @@
 The names below are imported on first use, so that ``import labkit`` costs nothing.
 """
 
-from __future__ import annotations
-
-import importlib
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
-
-try:
-    __version__ = version("labkit")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+source"
+TYPE_CHECKING = False  # checkers take it for typing's; importing typing is most of what this module would cost
 
 _HOMES = {
     "load": "labkit.models",
@@ -31,9 +22,22 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str):
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+    import importlib
+
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("labkit")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+source"
 
 
 def __dir__() -> list[str]:

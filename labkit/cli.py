@@ -73,7 +73,9 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def labkit(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Local LLM inference with MLX: a working engine, and a laboratory that takes it apart."""
 
@@ -190,25 +192,50 @@ def _measure(folder: Path) -> tuple[int, int]:
 
 
 def main() -> None:
-    """The console script's entry. What the system refuses (a folder, a full disk) is said in a line, on any command."""
+    """The console script's entry: whatever ends a command is said in a line, and as JSON where that was asked for."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever called
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # a narrow locale loses no answer
+    console.expect_json("--json" in sys.argv[1:])
     try:
         app()
+    except SystemExit as end:
+        if end.code:
+            _answer(_why(end), end.code)
+        raise
+    except KeyboardInterrupt:
+        _answer("interrupted", console.INTERRUPTED)
+        sys.exit(console.INTERRUPTED)
     except OSError as error:
+        # What the system refuses (a folder, a full disk) is no fault of ours, on any command.
+        message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        _answer(message, 1)
         with contextlib.suppress(OSError):
-            if "--json" in sys.argv:
-                console.show({"error": {"message": str(error), "exit_code": 1}}, as_json=True, render="")
-                sys.stdout.flush()
-            console.stderr.print(f"labkit: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+            console.stderr.print(f"labkit: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except Exception as error:  # a fault of ours: its traceback goes to standard error
+        _answer(f"{type(error).__name__}: {error}", 1)
+        raise
+
+
+def _answer(message: str, code: int) -> None:
+    """The error to whoever waits for JSON, where standard output still takes anything."""
+    try:
+        console.show_error(message, code)
+        sys.stdout.flush()
+    except OSError:
         # What still waits to be written would fail again when the interpreter flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(console.INTERRUPTED)
+
+
+def _why(end: SystemExit) -> str:
+    """Why typer ended a command that said nothing itself: words that do not parse, or Ctrl-C."""
+    refused = end.__context__
+    if hasattr(refused, "format_message"):
+        return refused.format_message()
+    return "interrupted" if end.code == console.INTERRUPTED else f"ended with exit code {end.code}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
-"""How every command speaks: results on standard output (a table, or one JSON object), progress on standard error."""
+"""How every command speaks: results on standard output (a table, or one JSON object), progress on standard error.
+
+Exit codes: 0, done. 1, it ran and the answer is no (a defect, a failed notebook), or the system refused something.
+2, it was asked for what cannot be done. 130, Ctrl-C. With `--json` a command that fails prints one object too,
+`{"error": {"message": ..., "exit_code": ...}}`, unless its result stands there already.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,15 +25,36 @@ INTERRUPTED = 130  # the shell's code for an end by Ctrl-C
 _owes_json = False  # whether the command that runs was asked for a JSON object and has not printed it
 
 
-def _note_json(asked: bool) -> bool:
+def expect_json(asked: bool) -> bool:
+    """Note whether standard output is to get a JSON object, whatever comes of the command; gives `asked` back."""
     global _owes_json
     _owes_json = asked
     return asked
 
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", callback=_note_json, help="Print one JSON object instead of a table.")
+    bool, typer.Option("--json", callback=expect_json, help="Print one JSON object instead of a table.")
 ]
+
+
+def output_file(*suffixes: str) -> Callable[[Path | None], Path | None]:
+    """An option's callback: the file can be written there, which is said before the work and not after it.
+
+    Args:
+        suffixes: the kinds of file that it may be, such as ".svg"; any without.
+    """
+
+    def check(path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        path = path.expanduser()
+        if suffixes and path.suffix not in suffixes:
+            raise typer.BadParameter(f"{str(path)!r} must end in {' or '.join(suffixes)}")
+        if path.is_dir() or not path.parent.is_dir():
+            raise typer.BadParameter(f"{str(path)!r} must be a file in a folder that exists")
+        return path
+
+    return check
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
@@ -46,9 +73,10 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 def show(record: Mapping[str, Any], *, as_json: bool, render: RenderableType | Sequence[RenderableType]) -> None:
     """Print a command's result: `record` as one JSON object, or `render` for people."""
     if as_json:
-        _note_json(False)
+        expect_json(False)
         # A NaN is not JSON: a reader must get a null rather than a parse error.
         sys.stdout.write(json.dumps(_plain(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        sys.stdout.flush()
         return
     piped = not sys.stdout.isatty()
     console = Console(width=160) if piped else Console()
@@ -61,10 +89,15 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
 
     A command that was to print JSON prints one object all the same: this error, unless its result stands there already.
     """
-    if _owes_json:
-        show({"error": {"message": message, "exit_code": code}}, as_json=True, render="")
+    show_error(message, code)
     stderr.print(f"labkit: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def show_error(message: str, code: int) -> None:
+    """The error as a JSON object on standard output, where one was asked for and no other stands there."""
+    if _owes_json:
+        show({"error": {"message": message, "exit_code": code}}, as_json=True, render="")
 
 
 def human_bytes(count: int | float) -> str:

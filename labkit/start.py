@@ -1,6 +1,4 @@
-"""The console script's entry: an interrupt that comes while modules are being imported ends without a traceback too."""
-
-from __future__ import annotations
+"""The console script's entry: an interrupt ends without a traceback, also while modules are being imported."""
 
 import os
 
@@ -9,9 +7,10 @@ def main() -> None:
     """Import the commands and run the one that was asked for."""
     try:
         from labkit.cli import main as run
+
+        run()
     except KeyboardInterrupt:
         os._exit(130)  # the shell's code for an end by Ctrl-C; half-imported modules have nothing to flush
-    run()
 
 
 if __name__ == "__main__":

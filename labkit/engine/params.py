@@ -106,7 +106,7 @@ class SamplingParams:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or not low <= value <= high or (open_below and value == low):
             below = "" if low == -math.inf else f" above {low}" if open_below else f" from {low}"
-            above = "" if high == math.inf else f" to {high}"
+            above = f" to {high}" if high < math.inf else " on" if below.startswith(" from") else ""
             raise ValueError(f"{name} must be a finite number{below}{above}, not {value!r}")
 
     def _whole(self, name: str, low: int, *, optional: bool = False) -> None:

@@ -16,7 +16,11 @@ from labkit.kernels.registry import Entry, dtype_name, find_entries
 from labkit.kernels.targets import TARGETS, default_target, targets_for
 from labkit.kernels.traffic import over_budget, store_budgets, trace
 
-app = typer.Typer(help="Device kernels: what exists, whether it passes its gates, what it moves, how fast it is.")
+app = typer.Typer(
+    help="Device kernels: what exists, whether it passes its gates, what it moves, how fast it is.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 Names = Annotated[list[str] | None, typer.Argument(help="Kernels or mechanisms; all without any.")]
 
@@ -76,6 +80,8 @@ def trace_kernels(
 ) -> None:
     """Count what each kernel's first case moves, beside its budget."""
     records, shown = [], []
+    if picture:
+        picture.mkdir(parents=True, exist_ok=True)
     for entry in _entries(names):
         stderr.print(f"tracing {entry.name}", highlight=False)
         if store:
@@ -105,7 +111,6 @@ def trace_kernels(
             columns = ["line", "buffer", "", "bytes", "requests", "lines/request", "text"]
             shown.append(table("By line of the Metal text", columns, lines))
         if picture:
-            picture.mkdir(parents=True, exist_ok=True)
             traffic.picture().savefig(picture / f"{entry.name}.svg")
     show({"kernels": records}, as_json=as_json, render=shown)
     if any(record["over_budget"] for record in records):
@@ -123,14 +128,14 @@ def bench(
 ) -> None:
     """Time each kernel's real sizes against MLX's own operations, by turns in one run."""
     if target is not None and target not in TARGETS:
-        fail(f"no kernel target {target!r}; there are {', '.join(TARGETS)}")
+        fail(f"no kernel target {target!r}; there are {', '.join(TARGETS)}", code=2)
     results = []
     for entry in _entries(names):
         try:
             progress = lambda what: stderr.print(f"timing {what}", highlight=False)
             results += bench_kernel(entry, target=target, rounds=rounds, progress=progress)
         except RuntimeError as error:
-            fail(str(error))
+            fail(str(error), code=2)
 
     def cells(r) -> tuple:
         microseconds = [f"{1e6 * t:.1f}" if t else None for t in (r.seconds, r.baseline_seconds)]

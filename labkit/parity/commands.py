@@ -32,15 +32,24 @@ def parity(
             help="The oracle: mlx-lm, torch, or a golden (a file, or its name such as tiny-hybrid/torch-whole)."
         ),
     ] = "mlx-lm",
-    positions: Annotated[int, typer.Option(help="Tokens to predict; thousands for a verdict on perplexity.")] = 192,
+    positions: Annotated[
+        int, typer.Option(min=1, help="Tokens to predict; thousands for a verdict on perplexity.")
+    ] = 192,
     form: Annotated[
         Literal["whole", "incremental"] | None,
         typer.Option(help="Whole sequence, or prefill and then single steps. Without it: whole, or as the golden."),
     ] = None,
-    prefill: Annotated[int, typer.Option(help="Tokens before single steps (incremental).")] = 64,
-    window: Annotated[int, typer.Option(help="Positions that share caches; the next window starts afresh.")] = 512,
+    prefill: Annotated[int, typer.Option(min=0, help="Tokens before single steps (incremental).")] = 64,
+    window: Annotated[
+        int, typer.Option(min=1, help="Positions that share caches; the next window starts afresh.")
+    ] = 512,
     text: Annotated[
-        Path | None, typer.Option(help="The reference text; without it labkit's held-out texts, or the golden's own.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="The reference text; without it labkit's held-out texts, or the golden's own.",
+        ),
     ] = None,
     candidate: Annotated[Literal["labkit", "mlx-lm"], typer.Option(help="Whose model is judged.")] = "labkit",
     dtype: Annotated[
@@ -153,8 +162,15 @@ def _windows(loaded: LoadedModel, reference: Side, text: Path | None, positions:
             raise GoldenError("a golden speaks only about its own text: leave --text out, or use a live oracle")
         return reference.first(positions)
     if text is not None:
-        return windows_of(loaded.tokenizer.encode(text.read_text(encoding="utf-8")), positions, length)
+        return windows_of(loaded.tokenizer.encode(_read(text)), positions, length)
     return windows_across(heldout_texts(), loaded.tokenizer.encode, positions, length)
+
+
+def _read(text: Path) -> str:
+    try:
+        return text.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{text} is no text in UTF-8 ({error.reason} at byte {error.start})") from error
 
 
 @contextmanager

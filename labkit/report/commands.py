@@ -11,7 +11,9 @@ import typer
 from labkit import console, resources
 from labkit.console import JsonOption
 
-notebooks_app = typer.Typer(help="The laboratory's notebooks: execute and write back, or check.", no_args_is_help=True)
+notebooks_app = typer.Typer(
+    help="The laboratory's notebooks: execute and write back, or check.", no_args_is_help=True, add_completion=False
+)
 
 PatternArgument = Annotated[
     str | None,

@@ -21,7 +21,9 @@ def schedule(
     max_rows: Annotated[int, typer.Option(help="Requests that are worked on at a time.", min=1)] = 32,
     every: Annotated[int, typer.Option(help="Steps between two arrivals.", min=0)] = 3,
     seed: Annotated[int, typer.Option(help="Of lengths and prompts.")] = 0,
-    svg: Annotated[Path | None, typer.Option(help="Draw the schedule into this file.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(callback=console.output_file(), help="Draw the schedule into this file.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run random requests on one engine and show the schedule: P a chunk of a prompt, d a decoded token, r a last token

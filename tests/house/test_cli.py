@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -9,6 +10,8 @@ from typer.testing import CliRunner
 
 import labkit.cli as cli_module
 from labkit import devices
+
+ROOT = Path(cli_module.__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +160,75 @@ main()
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (130, "")
+
+
+def test_nothing_is_imported_before_an_interrupt_is_caught():
+    program = "import os, sys; before = set(sys.modules); import labkit.start; print(sorted(set(sys.modules) - before))"
+    found = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.strip() == "['labkit', 'labkit.start']"
+
+
+def ends(monkeypatch, capsys, *words):
+    """How the console script ends on these words: its exit code, what it printed, and what it said."""
+    monkeypatch.setattr(sys, "argv", ["labkit", *words])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own there
+    with pytest.raises(SystemExit) as end:
+        cli_module.main()
+    return end.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("nonsense", "nonsense"),
+        ("doctor --nope", "--nope"),
+        ("generate tiny-hybrid", "prompt"),
+        ("generate tiny-hybrid x --max-tokens 1e3", "--max-tokens"),
+        ("generate tiny-hybrid x --max-tokens 0", "max_tokens"),
+        ("generate tiny-hybrid x --temperature -1", "temperature must be a finite number from 0 on, not -1.0"),
+        ("generate tiny-hybrid x --prefix-width 16", "--prefix-store"),
+        ("generate no-such-model x", "no-such-model"),
+        ("parity tiny-hybrid --positions 0", "--positions"),
+        ("parity tiny-hybrid --prefill -3", "--prefill"),
+        ("parity tiny-hybrid --text /no/such/text", "/no/such/text"),
+        ("trace decode tiny-hybrid --picture step.xyz", "must end in .svg or .png"),
+        ("schedule --svg /no/such/folder/a.svg", "/no/such/folder/a.svg"),
+        ("bench end-to-end tiny-hybrid --plot .", "must end in .svg or .png"),
+        ("report no-such-notebook", "no-such-notebook"),
+        ("cache list --prefix-store /no/such/store", "/no/such/store"),
+    ],
+)
+def test_whoever_asks_wrongly_is_told_so_before_any_work(monkeypatch, capsys, words, named, json_too):
+    code, out, err = ends(monkeypatch, capsys, *words.split(), *["--json"] * json_too)
+    assert code == 2
+    assert "Traceback" not in err
+    if json_too:
+        error = json.loads(out)["error"]
+        assert named in error["message"]
+        assert error["exit_code"] == 2
+    else:
+        assert out == ""
+        assert named in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("fault", "code"), [(KeyboardInterrupt, 130), (PermissionError(13, "denied", "/x"), 1)])
+def test_what_ends_a_command_is_in_its_json(monkeypatch, capsys, fault, code):
+    monkeypatch.setattr(cli_module.doctor, "examine", lambda: _raise(fault))
+    ended, out, err = ends(monkeypatch, capsys, "doctor", "--json")
+    assert ended == json.loads(out)["error"]["exit_code"] == code
+    assert "Traceback" not in err
+
+
+def test_a_fault_of_our_own_keeps_its_traceback_and_is_in_the_json_too(monkeypatch, capsys):
+    monkeypatch.setattr(cli_module.doctor, "examine", lambda: _raise(ZeroDivisionError("by nought")))
+    with pytest.raises(ZeroDivisionError):
+        ends(monkeypatch, capsys, "doctor", "--json")
+    assert json.loads(capsys.readouterr().out)["error"] == {"message": "ZeroDivisionError: by nought", "exit_code": 1}
+
+
+def _raise(error):
+    raise error
 
 
 def test_unknown_names_of_the_package_are_refused():

@@ -93,14 +93,19 @@ def test_a_defect_is_exit_code_1_with_its_reasons(speaking_probe, golden, candid
         (["--against", "no-such-oracle"], "give a file, or one of: probe/torch-incremental, probe/torch-whole"),
         (["--against", "tiny-hybrid/torch-whole"], "made from other weights"),
         (["--positions", "100000"], "100000 predictions need 100001 tokens"),
-        (["--positions", "0"], "at least 1"),
-        (["--prefill", "-3", "--form", "incremental"], "prefill counts tokens"),
     ],
 )
 def test_what_cannot_be_compared_is_exit_code_2(speaking_probe, text, arguments, message):
     result = _run(speaking_probe, "--text", text, *arguments)
     assert result.exit_code == MISUSE
     assert message in result.stderr
+
+
+def test_a_text_that_is_none_is_named(speaking_probe, tmp_path):
+    (tmp_path / "bytes").write_bytes(b"a\xff")
+    result = _run(speaking_probe, "--text", tmp_path / "bytes")
+    assert result.exit_code == MISUSE
+    assert f"{tmp_path / 'bytes'} is no text in UTF-8 (invalid start byte at byte 1)" in result.stderr
 
 
 def test_a_golden_takes_no_other_text(speaking_probe, text, golden):

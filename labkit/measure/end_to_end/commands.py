@@ -15,7 +15,9 @@ from labkit.console import JsonOption
 if TYPE_CHECKING:
     from labkit.measure.end_to_end.subject import Subject
 
-app = typer.Typer(help="Whole engines side by side, and mechanisms taken away one by one.", no_args_is_help=True)
+app = typer.Typer(
+    help="Whole engines side by side, and mechanisms taken away one by one.", no_args_is_help=True, add_completion=False
+)
 
 OPPONENTS = ("mlx-lm", "torch")
 
@@ -48,7 +50,10 @@ def end_to_end(
     seconds: SecondsOption = None,
     out: OutOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the folder holds.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="File for the plot (.svg or .png).")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(callback=console.output_file(".svg", ".png"), help="File for the plot (.svg or .png)."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time labkit against other engines on the same weights: prompts and decode steps from 256 to 128K tokens."""
@@ -137,7 +142,9 @@ def ablations(
         console.fail("the switches act where kernels run, and MLX computes on a CPU here: run this on a GPU", code=2)
     chosen = [a for a in mechanisms.ABLATIONS if not only or any(word in a.name for word in only)]
     if not chosen:
-        console.fail(f"no mechanism has {only} in its name; there are: {', '.join(map(_name, mechanisms.ABLATIONS))}")
+        console.fail(
+            f"no mechanism has {only} in its name; there are: {', '.join(map(_name, mechanisms.ABLATIONS))}", code=2
+        )
     try:
         subject = _open(model, "specialised", layers, skew)
         plan = Plan((Point("decode", 2),), rounds=rounds, steps=steps)

@@ -10,7 +10,7 @@ import typer
 from labkit import console
 from labkit.console import JsonOption
 
-app = typer.Typer(help="One step taken apart: launches, stages, bytes.", no_args_is_help=True)
+app = typer.Typer(help="One step taken apart: launches, stages, bytes.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
@@ -26,7 +26,12 @@ def decode(
         Literal["metal", "here"], typer.Option(help="As a GPU gets it, or spelled out as this machine's MLX computes.")
     ] = "metal",
     copies: Annotated[bool, typer.Option("--copies", help="Slice updates copy their buffer, as on CUDA.")] = False,
-    picture: Annotated[Path | None, typer.Option(help="File (.svg or .png) for the graph, stage by stage.")] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            callback=console.output_file(".svg", ".png"), help="File (.svg or .png) for the graph, stage by stage."
+        ),
+    ] = None,
     chain: Annotated[bool, typer.Option("--chain", help="Print the longest chain of dependencies too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
