@@ -27,12 +27,12 @@ from labkit.engine import Policy
 from labkit.engine.capacity import Budget
 from labkit.engine.memory import Estimates
 from labkit.measure import parking, pausing
+from labkit.measure.guard_cost import guard_cost
 from labkit.models import LoadedModel, Rows, synthetic
 from labkit.models.hybrid import Hybrid
 from recipes.measured.kernels import conditions
 
 RATIO = (130, 115, 100)
-STEPS = 16
 PARTS = ("estimates", "pressure", "pause", "idle")
 POLICIES = {
     "none": None,
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=200)
     parser.add_argument("--policies", nargs="*", default=list(POLICIES), choices=list(POLICIES))
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
-    parser.add_argument("--rounds", type=int, default=11, help="of the guard against none")
+    parser.add_argument("--blocks", type=int, default=1000, help="of four steps with and without the guard, at most")
     parser.add_argument("--seconds", type=float, default=100.0, help="of measuring, after the model is there")
     parser.add_argument("--name", default="cpu", help="prefix of the file")
     arguments = parser.parse_args()
@@ -107,16 +107,8 @@ class Run:
     def idle(self) -> None:
         rows = []
         for count in (1, 4):
-            timed = parking.idle_cost(self.loaded, rows=count, steps=STEPS, rounds=self.arguments.rounds)
-            rows.append(
-                {
-                    "rows": count,
-                    "guarded_over_plain": timed.ratio,
-                    "low": timed.ratio_low,
-                    "high": timed.ratio_high,
-                    "plain_seconds_a_step": timed.second_median / STEPS,
-                }
-            )
+            cost = guard_cost(self.loaded, rows=count, blocks=self.arguments.blocks, seconds=self.arguments.seconds / 4)
+            rows.append(cost.as_record())
             print("idle", rows[-1], flush=True)
             self.table["idle"] = rows
 
