@@ -13,6 +13,7 @@ the top of a module that GPUs load too.
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,23 +40,22 @@ _BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 def loop(function: Callable) -> Callable:
     """Compile a function at its first call; it runs without Python's lock, in one thread."""
-    return _compiled(function, FAST)
+    with _own_cache() as cached:
+        return _jit(function, FAST, cache=cached)
 
 
 def inner(function: Callable) -> Callable:
     """Compile a function into those that call it."""
-    return _compiled(function, FAST, **_BARE)
+    return _jit(function, FAST, **_BARE)
 
 
 def exact(function: Callable) -> Callable:
     """`inner`, every operation as it is written."""
-    return _compiled(function, {"nsz"}, **_BARE)
+    return _jit(function, {"nsz"}, **_BARE)
 
 
-def _compiled(function: Callable, fastmath: set[str], **options: bool) -> Callable:
-    with _own_cache() as cached:
-        options |= {"error_model": "numpy", "nogil": True, "cache": cached}
-        return numba.njit(fastmath=fastmath, **options)(function)
+def _jit(function: Callable, fastmath: set[str], **options: bool) -> Callable:
+    return numba.njit(fastmath=fastmath, error_model="numpy", nogil=True, **options)(function)
 
 
 def entry(function: Callable) -> Callable:
@@ -81,7 +81,7 @@ def entry(function: Callable) -> Callable:
 def native_code(function: Callable) -> Any:
     """Compile a function of whole numbers for C: numba's object with its `address`, and `ctypes` to call it."""
     signature = types.void(*[types.int64] * len(inspect.signature(function).parameters))
-    with _own_cache() as cached:
+    with _own_cache() as cached, _alone(function):
         return numba.cfunc(signature, fastmath=FAST, error_model="numpy", cache=cached)(function)
 
 
@@ -112,6 +112,18 @@ def _with_arguments(function: Callable, names: list[str]) -> Callable:
     scope = {"function": function}
     exec(f"def call(context, {listed}): return function(context, {listed})", scope)
     return scope["call"]
+
+
+@contextmanager
+def _alone(function: Callable) -> Iterator[None]:
+    """Of several processes that compile a function at once one does it, and the others wait and take it."""
+    folder = _folder()
+    if folder is None:
+        yield
+        return
+    with (Path(folder) / f"lock-{function.__module__}.{function.__name__}").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # it ends with its process however that ends
+        yield
 
 
 @contextmanager

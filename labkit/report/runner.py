@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from labkit.report import executed, parameters
+from labkit.report.ahead import Compilation, loads_model
 from labkit.report.records import Record
 from labkit.report.worker import STATIC_VARIABLE
 
@@ -77,7 +78,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Progress:
-    """One step forward: which notebook, and what it is at ("start", "cell", "retry", "done" or "failed")."""
+    """One step forward: which notebook (or "native graph", where it is compiled ahead of them), and what it is at
+    ("start", "cell", "retry", "done" or "failed")."""
 
     notebook: str
     step: str
@@ -129,7 +131,8 @@ def run(
         progress: called for every step, from this thread.
 
     Returns:
-        One outcome a notebook, in the order given. A failing notebook does not stop the others.
+        One outcome a notebook, in the order given. A failing notebook does not stop the others. Those that load a model
+        start once the native graph is compiled, those that load none meanwhile.
 
     Raises:
         parameters.ParameterError: an unknown parameter or a value that does not fit; nothing has been started.
@@ -146,10 +149,14 @@ def run(
     waiting, running, outcomes = list(notebooks), {}, {}
     events: queue.Queue = queue.Queue()
     timeouts = {"cell_timeout": cell_timeout, "start_timeout": start_timeout, "answer_timeout": ANSWER_TIMEOUT}
+    graph = Compilation(notebooks, lambda step, text: progress(Progress("native graph", step, text=text)))
     try:
         while waiting or running:
-            while waiting and len(running) < limit:
-                path = waiting.pop(0)
+            while len(running) + (busy := graph.busy) < limit:
+                path = next((path for path in waiting if not (busy and loads_model(path))), None)
+                if path is None:
+                    break
+                waiting.remove(path)
                 running[path] = _start(path, output / path.name, checked[path], timeouts, events)
                 progress(Progress(path.name, "start", cells=running[path].cells))
             _pump(events, running, progress)
@@ -175,6 +182,7 @@ def run(
                 progress(Progress(path.name, "failed" if failure else "done", text=text))
     finally:
         # Reached with workers alive only when something raised here, such as Ctrl-C.
+        graph.end()
         for one in running.values():
             _watch(one)
             one.process.kill()

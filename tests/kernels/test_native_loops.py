@@ -109,3 +109,22 @@ def test_workers_do_each_task_once_and_pass_errors_on():
         workers.run(wrong, 10)
     with pytest.raises(ValueError, match="at least one thread"):
         Workers(0)
+
+
+def test_of_several_that_compile_a_function_one_does_it():
+    from labkit.kernels.compiled import _alone
+
+    order, waits = [], threading.Event()
+
+    def other():
+        waits.set()
+        with _alone(times):
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    with _alone(times):
+        thread.start()
+        waits.wait()
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"]

@@ -8,6 +8,7 @@
 | `spans.py` | which tokens of a padded rectangle count, and where they stand |
 | `forward.py` | one forward: its records and memory, stages shared between threads |
 | `model.py` | the forward contract |
+| `ahead.py` | compiling all of it before anybody waits for it |
 
 A row's logits and states have the same bits whatever its neighbours, its padding, the number of threads, and however
 its tokens are cut into calls.
