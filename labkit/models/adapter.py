@@ -8,6 +8,7 @@ need not know that code. What the caches look like is found by one forward that 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -152,11 +153,11 @@ class Adapter:
         extra = {} if embeddings is None else {"input_embeddings": embeddings}
         if self._trunk is None:
             return select_columns(self.module(tokens, cache=given, **extra), logits, lengths), None
-        self._trunk.labkit_tap = tap
+        _taps.tap = tap
         try:
             scores = self.module(tokens, cache=given, **extra)
         finally:
-            self._trunk.labkit_tap = None
+            _taps.tap = None
         if not seen:
             return select_columns(scores, logits, lengths), None
         return scores, seen[0]
@@ -206,18 +207,22 @@ def _innermost(module: nn.Module) -> nn.Module | None:
         trunk = current = inner
 
 
+_taps = threading.local()
+"""`tap` of the forward that a thread is in: engines in several threads may share a module."""
+
+
 def _install_tap(trunk: nn.Module) -> None:
-    """Let `trunk.labkit_tap`, where one is set, decide what the trunk returns. Parameters and class name stay."""
+    """Let a thread's tap, where one is set, decide what the trunk returns. Parameters and class name stay."""
     base = type(trunk)
     if hasattr(base, "labkit_tapped"):
         return
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         states = base.__call__(self, *args, **kwargs)
-        tap = self.labkit_tap
+        tap = getattr(_taps, "tap", None)
         return states if tap is None else tap(states)
 
-    trunk.__class__ = type(base.__name__, (base,), {"__call__": call, "labkit_tapped": True, "labkit_tap": None})
+    trunk.__class__ = type(base.__name__, (base,), {"__call__": call, "labkit_tapped": True})
 
 
 def activation_dtype(parameters: Iterable[mx.array]) -> mx.Dtype:

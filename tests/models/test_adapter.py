@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -48,6 +50,33 @@ def test_only_the_asked_for_positions_go_through_the_head(name):
     np.testing.assert_allclose(chosen[1, 1], everything.logits[1, 2], atol=1e-4)
     np.testing.assert_allclose(chosen[0, 0], everything.logits[0, 0], atol=1e-4)
     assert model(tokens, model.make_caches(), rows, logits=None) == (None, None)
+
+
+def test_forwards_of_one_module_in_two_threads_get_the_positions_that_each_asked_for():
+    model, tokens = adapter("llama"), prompt(7)
+    mx.eval(tokens, model.module.parameters())  # what a thread has built, it alone may evaluate
+    within, on, told = threading.Event(), threading.Event(), []
+
+    def slow_forward() -> None:
+        caches = model.make_caches()
+        make_mask = caches[0].make_mask
+
+        def pause(*args, **options):  # the trunk asks for it: the forward has begun, and not come to its end
+            within.set()
+            assert on.wait(60)
+            return make_mask(*args, **options)
+
+        caches[0].make_mask = pause
+        told.append(np.array(model(tokens, caches, Rows.single()).logits))
+
+    thread = threading.Thread(target=slow_forward)
+    thread.start()
+    assert within.wait(60)
+    everything = model(tokens, model.make_caches(), Rows.single(), logits="all").logits
+    on.set()
+    thread.join()
+    assert everything.shape[1] == 7
+    np.testing.assert_allclose(told[0][0], everything[0, -1:], atol=1e-4)
 
 
 def test_a_model_whose_hidden_states_are_out_of_reach_says_so():
