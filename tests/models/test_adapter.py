@@ -55,28 +55,34 @@ def test_only_the_asked_for_positions_go_through_the_head(name):
 def test_forwards_of_one_module_in_two_threads_get_the_positions_that_each_asked_for():
     model, tokens = adapter("llama"), prompt(7)
     mx.eval(tokens, model.module.parameters())  # what a thread has built, it alone may evaluate
-    within, on, told = threading.Event(), threading.Event(), []
+    begun, other, told = threading.Event(), threading.Event(), []
 
-    def slow_forward() -> None:
+    def forward(within, **asked) -> np.ndarray:
         caches = model.make_caches()
         make_mask = caches[0].make_mask
 
-        def pause(*args, **options):  # the trunk asks for it: the forward has begun, and not come to its end
-            within.set()
-            assert on.wait(60)
+        def asked_by_the_trunk(*args, **options):  # the forward has begun, and not come to its end
+            within()
             return make_mask(*args, **options)
 
-        caches[0].make_mask = pause
-        told.append(np.array(model(tokens, caches, Rows.single()).logits))
+        caches[0].make_mask = asked_by_the_trunk
+        return np.array(model(tokens, caches, Rows.single(), **asked).logits)
 
-    thread = threading.Thread(target=slow_forward)
+    def wait() -> None:
+        begun.set()
+        assert other.wait(60)
+
+    thread = threading.Thread(target=lambda: told.append(forward(wait, logits="all")))
     thread.start()
-    assert within.wait(60)
-    everything = model(tokens, model.make_caches(), Rows.single(), logits="all").logits
-    on.set()
-    thread.join()
-    assert everything.shape[1] == 7
-    np.testing.assert_allclose(told[0][0], everything[0, -1:], atol=1e-4)
+    assert begun.wait(60)
+
+    def let_the_other_end() -> None:
+        other.set()
+        thread.join()
+
+    last = forward(let_the_other_end, logits="last")
+    assert (told[0].shape[1], last.shape[1]) == (7, 1)
+    np.testing.assert_allclose(told[0][:, -1:], last, atol=1e-4)
 
 
 def test_a_model_whose_hidden_states_are_out_of_reach_says_so():
