@@ -15,6 +15,7 @@ from labkit.doctor import find_browser
 REQUIRED = "LABKIT_REQUIRE_BROWSER"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 QUIET += ["--disable-component-update", "--disable-sync"]
+PATIENCE = 200_000  # milliseconds until a wait is given up: what is waited for comes, on a busy machine late
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +29,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=QUIET)
+        running = playwright.chromium.launch(executable_path=program, args=QUIET, timeout=PATIENCE)
         yield running
         running.close()
 
@@ -41,6 +42,14 @@ class Watched:
     external: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+
+    def until(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true, however long the page takes to come to it."""
+        self.page.wait_for_function(f"() => {condition}")
+
+    def typeset(self) -> None:
+        """Wait until the page's math and its fonts are drawn, where it has any: both come after its load event."""
+        self.page.evaluate("async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }")
 
     def assert_quiet(self) -> None:
         """Nothing asked of another machine, nothing missing, no script error."""
@@ -59,6 +68,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
     def start(**options: Any) -> Watched:
         context = browser.new_context(viewport={"width": 1280, "height": 1000}, **options)
+        context.set_default_timeout(PATIENCE)
         watched = Watched(context.new_page())
         page = watched.page
         page.on("request", lambda r: None if _is_local(r.url) else watched.external.append(r.url))

@@ -22,6 +22,7 @@ def test_every_page_is_quiet_and_as_wide_as_its_window(built_book: Book, open_pa
     watched = open_page()
     for path in built_book.pages:
         watched.page.goto(path.as_uri(), wait_until="load")
+        watched.typeset()
         assert watched.page.title()
         assert watched.page.evaluate("document.documentElement.scrollWidth") <= 1280, path.name
     watched.assert_quiet()
@@ -32,12 +33,13 @@ def test_math_and_plots_are_drawn(built_book: Book, open_page: Any) -> None:
     page = watched.page
     page.goto((built_book.index.parent / FIRST).as_uri())
     page.wait_for_selector("mjx-container svg")
+    watched.typeset()
     assert page.locator("mjx-container").count() >= 5
     assert "\\max" not in page.locator("main").inner_text()
     pictures = page.locator("main .cell_output img")
     assert pictures.count() >= 3
     for index in range(pictures.count()):
-        assert pictures.nth(index).evaluate("image => image.complete && image.naturalWidth > 100")
+        assert pictures.nth(index).evaluate("image => image.decode().then(() => image.naturalWidth > 100)")
     assert page.locator("main .cell_output table").count() >= 3
     watched.assert_quiet()
 

@@ -21,7 +21,7 @@ def slow_site() -> Iterator[str]:
     class Pages(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/never.svg":
-                left.wait(30)
+                left.wait()
                 return
             text = b"<script>new Image().src = 'never.svg'</script>" if self.path == "/slow" else b"<title>next</title>"
             self.send_response(200)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-
 import mlx.core as mx
 import pytest
 
 from labkit.caches import Contiguous, Layout, Paged, PagedKV, Pages, Recurrent, Rotating, Table, Unsupported, block_keys
 from labkit.caches.layout import ArraySpec
+from tests.settled import settled_memory
 
 HEADS, DIM = 2, 32
 LAYOUT = Layout("contiguous", tuple(ArraySpec(name, (HEADS, DIM), "float32", True) for name in ("keys", "values")))
@@ -20,11 +19,9 @@ def tokens(count: int) -> tuple[mx.array, mx.array]:
 
 def active(make) -> tuple[int, object]:
     """Bytes of arrays that are alive after `make`, and what it made."""
-    gc.collect()
-    before = mx.get_active_memory()
+    before = settled_memory()
     made = make()
-    gc.collect()
-    return mx.get_active_memory() - before, made
+    return settled_memory() - before, made
 
 
 def rows_of(lengths: list[int], shared: int, pages: Pages | None) -> object:

@@ -15,6 +15,7 @@ from labkit.caches import BatchedContiguous, BatchedRecurrent, Contiguous
 from labkit.engine import batch as batch_module
 from labkit.models import Rows
 from tests.engine.test_batching import prompt, run
+from tests.settled import falls_to
 from tests.tiny_models import CONFIGS, EOS, adapter
 
 FAMILIES = [name for name in CONFIGS if name not in ("mamba", "capped")]  # gemma2's mask takes no rows: it runs alone
@@ -245,7 +246,7 @@ def test_a_row_that_leaves_is_a_copy_that_keeps_no_batch_alive(name):
     size = alone.nbytes
     del alone
     assert size < whole
-    assert used - mx.get_active_memory() >= 0.9 * size, "its bytes are its own"
+    assert falls_to(used - 0.9 * size), "its bytes are its own"
 
 
 def test_a_row_that_stopped_by_itself_writes_one_column_more_and_is_gone(loaded):
@@ -408,6 +409,7 @@ def test_a_cancelled_prompt_stops_within_a_chunk_and_a_waiting_one_never_starts(
 
 def test_a_worker_that_breaks_tells_every_reader(loaded, monkeypatch):
     # A thread that died left its clients with an empty answer, or without one for ever.
+    others = set(threading.enumerate())
     engine = labkit.Engine(loaded("llama"))
     step, calls = engine.step, []
 
@@ -423,8 +425,8 @@ def test_a_worker_that_breaks_tells_every_reader(loaded, monkeypatch):
         return [event async for event in engine.astream(prompt(seed, 5), max_tokens=30, ignore_eos=True)]
 
     async def everything():
-        first = await asyncio.wait_for(asyncio.gather(read(1), read(2)), timeout=60)
-        return first, await asyncio.wait_for(read(3), timeout=60)
+        first = await asyncio.wait_for(asyncio.gather(read(1), read(2)), timeout=600)
+        return first, await asyncio.wait_for(read(3), timeout=600)
 
     broken, after = asyncio.run(everything())
     for events in broken:
@@ -432,7 +434,7 @@ def test_a_worker_that_breaks_tells_every_reader(loaded, monkeypatch):
         assert "on fire" in events[-2].error["message"]
     assert after[-1].reason == "length", "and the next request is served"
     engine.close()
-    assert not any(thread.name == "labkit-engine" for thread in threading.enumerate())
+    assert not any(thread.name == "labkit-engine" for thread in set(threading.enumerate()) - others)
 
 
 def test_leaving_an_async_stream_cancels_it(loaded):

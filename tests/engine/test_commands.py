@@ -87,13 +87,13 @@ def test_ctrl_c_on_a_real_process_and_a_reader_that_leaves(folder):
     interrupted, left = both
     assert interrupted.stdout.read(8)
     interrupted.send_signal(signal.SIGINT)
-    _, err = interrupted.communicate(timeout=100)
+    _, err = interrupted.communicate(timeout=600)
     assert interrupted.returncode == 130, err.decode()
     assert b"cancelled" in err
     assert left.stdout.read(4)
     left.stdout.close()
     complaint = left.stderr.read()
-    assert left.wait(timeout=100) == 0, complaint.decode()
+    assert left.wait(timeout=600) == 0, complaint.decode()
     for text in (err, complaint):
         assert b"Traceback" not in text
         assert b"BrokenPipe" not in text
@@ -120,7 +120,7 @@ def test_a_handler_may_cancel_in_the_thread_that_holds_the_engines_lock(folder):
 
     thread = threading.Thread(target=handler, daemon=True)
     thread.start()
-    thread.join(timeout=20)
+    thread.join(timeout=600)
     assert cancelled == [False]
 
 

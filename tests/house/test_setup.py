@@ -34,7 +34,7 @@ def machine(tmp_path):
             env={"PATH": str(tools), "HOME": str(tmp_path), **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
 
     run.tools = tools
@@ -158,6 +158,6 @@ def test_paths_with_spaces_do_not_matter(machine, tmp_path):
         env={"PATH": str(machine.tools), "HOME": os.devnull},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert found.returncode == 0, found.stderr

@@ -21,7 +21,7 @@ def unpacked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     # No isolation: the build back end is already locked, so that this test needs no network.
     build = [UV, "build", "--wheel", "--quiet", "--no-build-isolation", "--out-dir", folder, CLONE]
-    subprocess.run(build, check=True, timeout=120)
+    subprocess.run(build, check=True, timeout=600)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
@@ -32,7 +32,7 @@ def run(unpacked, *words, cwd):
     # -P and the path put the unpacked wheel, not the clone, first.
     environment = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "labkit.cli", *words]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def test_the_wheel_holds_model_types_and_licence(unpacked):

@@ -19,11 +19,22 @@ def test_order_alternates_and_every_round_times_both() -> None:
     assert len(result.first) == len(result.second) == 4
 
 
-def test_a_slower_first_side_gives_a_ratio_above_one() -> None:
-    result = paired(lambda: time.sleep(0.012), lambda: time.sleep(0.004), rounds=7)
-    assert 1.5 < result.ratio < 4.5
+def test_a_slower_first_side_gives_a_ratio_above_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [5.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def takes(seconds: float) -> None:
+        clock[0] += seconds
+
+    result = paired(lambda: takes(0.012), lambda: takes(0.004), rounds=7)
+    assert result.ratio == pytest.approx(3)
     assert result.decided
-    assert result.first_median > result.second_median
+    assert result.first_median == pytest.approx(0.012)
+    assert result.second_median == pytest.approx(0.004)
+
+
+def test_the_clock_is_one_that_runs_while_a_call_sleeps() -> None:
+    assert time_call(lambda: time.sleep(0.02)) >= 0.02
 
 
 def test_drift_cancels() -> None:

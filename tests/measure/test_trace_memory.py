@@ -8,6 +8,7 @@ from labkit.measure.trace import StepTrace, capture, temporary_bytes, walk, wate
 from labkit.measure.trace.capture import record
 from labkit.measure.trace.walk import COLUMNS
 from labkit.measure.trace.waterfall import FLOOR, LAUNCHED, MOVED, REST
+from tests.settled import settled_memory
 
 ROW = 1000 * 4
 
@@ -51,7 +52,7 @@ def test_a_prediction_of_memory_is_near_what_mlx_counts(small):
     caches, tokens = small.model.make_caches(), mx.arange(length)[None]
     mx.eval(tokens)
     mx.clear_cache()
-    before = mx.get_active_memory()
+    before = settled_memory()
     mx.reset_peak_memory()
     small.model(tokens, caches, Rows.single(0), logits=None)
     mx.eval([cache.state for cache in caches])

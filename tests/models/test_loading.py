@@ -16,6 +16,7 @@ import labkit
 from labkit.models import LoadError, files, gguf_convert, zoo
 from labkit.models.gguf import read_gguf_header
 from tests.models.gguf_writer import codes_and_scales, packed, quantised, write
+from tests.settled import falls_to
 from tests.tiny_models import write_checkpoint
 
 
@@ -59,7 +60,7 @@ def refused(what: str | Path, *words: str) -> None:
         labkit.load(what)
     for word in words:
         assert word in str(caught.value), str(caught.value)
-    assert mx.get_active_memory() < before + 4096, "no weight may be allocated (they are some 100 kB)"
+    assert falls_to(before + 4096), "no weight may be allocated (they are some 100 kB)"
 
 
 def test_unknown_names():
@@ -290,7 +291,7 @@ def test_two_processes_may_convert_at_once(tmp_path, caches):
     processes = [context.Process(target=_convert, args=(str(path), queue)) for _ in range(2)]
     for process in processes:
         process.start()
-    folders = {queue.get(timeout=120) for _ in processes}
+    folders = {queue.get(timeout=600) for _ in processes}
     for process in processes:
         process.join()
     assert len(folders) == 1

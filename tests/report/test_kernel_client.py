@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,10 @@ from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.channels import AsyncZMQSocketChannel
 from jupyter_client.session import Session
 
-from labkit.report import worker
+from labkit.report import kernel_client, worker
 from labkit.report.kernel_client import Channel, Client, MessageLost
 
-LONG = 60  # seconds after which a wait has hung
+LONG = 600  # seconds after which a wait has hung
 
 
 class Kernel:
@@ -114,12 +116,25 @@ def test_that_fault_holds_jupyters_own_client_up(kernel: Kernel, make_client) ->
         asyncio.run(play())
 
 
-def as_nbclient(client: Client) -> Any:
-    """The waits of a cell: IOPub to its "idle" and the shell channel to its reply, at once."""
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`later(seconds)`: that much time has passed for the client, whose clock stands still otherwise."""
+    now = [1000.0]
+    monkeypatch.setattr(kernel_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    return passes
+
+
+def as_nbclient(client: Client, heard: list[str]) -> Any:
+    """The waits of a cell: IOPub to its "idle" and the shell channel to its reply, at once; `heard` gets what came."""
 
     async def until(channel: Channel, kind: str, state: str | None) -> None:
         while True:
             message = await channel.get_msg()
+            heard.append(message["content"].get("execution_state") or "reply")
             if message["msg_type"] == kind and message["content"].get("execution_state") == state:
                 return
 
@@ -140,27 +155,35 @@ def as_nbclient(client: Client) -> Any:
     ],
     ids=["request", "reply", "idle"],
 )
-def test_a_message_that_never_comes_is_noticed(said, missing: str, kernel: Kernel, make_client) -> None:
+def test_a_message_that_never_comes_is_noticed(said, missing: str, kernel: Kernel, make_client, later) -> None:
     async def play() -> None:
-        client = make_client(patience=1.0)
+        client = make_client(patience=30.0)
         client.execute("x")
         kernel.take()
         for what in said:
             kernel.say(what)
-        await as_nbclient(client)
+        waits = asyncio.ensure_future(as_nbclient(client, heard := []))
+        while sorted(heard) != sorted(said):
+            await asyncio.sleep(0.01)
+        assert not waits.done()
+        later(31)
+        await waits
 
     with pytest.raises(MessageLost, match=missing):
         asyncio.run(play())
 
 
-def test_a_cell_may_run_longer_than_the_patience_for_messages(kernel: Kernel, make_client) -> None:
+def test_a_cell_may_run_longer_than_the_patience_for_messages(kernel: Kernel, make_client, later) -> None:
     async def play() -> None:
-        client = make_client(patience=0.1)
+        client = make_client(patience=30.0)
         client.execute("x")
         kernel.take()
         kernel.say("busy")
-        waits = asyncio.ensure_future(as_nbclient(client))
-        await asyncio.sleep(1.2)
+        waits = asyncio.ensure_future(as_nbclient(client, heard := []))
+        while heard != ["busy"]:
+            await asyncio.sleep(0.01)
+        later(3600)
+        await asyncio.sleep(2 * kernel_client.LOOK)  # both channels have looked, and waited on
         assert not waits.done()
         kernel.say("reply")
         kernel.say("idle")

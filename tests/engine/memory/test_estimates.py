@@ -14,6 +14,7 @@ from labkit.engine.memory import Estimates
 from labkit.models import Rows
 from labkit.models.adapter import Adapter
 from tests import tiny_models
+from tests.settled import settled_memory
 
 LENGTHS = st.integers(1, 5000)
 
@@ -57,7 +58,7 @@ def measured(adapter: Adapter, chunk: int, context: int) -> int:
         adapter(mx.zeros((1, step), mx.int32), caches, Rows.single(start), logits=None)
         mx.eval([cache.state for cache in caches])
     mx.clear_cache()
-    before = mx.get_active_memory()
+    before = settled_memory()
     mx.reset_peak_memory()
     logits = adapter(mx.zeros((1, chunk), mx.int32), caches, Rows.single(context)).logits
     mx.eval(logits, [cache.state for cache in caches])
