@@ -244,6 +244,14 @@ def test_parts_of_another_comparison_are_refused(small, tmp_path):
     assert fresh.load("decode-16") is None
 
 
+def test_a_fresh_start_deletes_nothing_that_is_no_part(tmp_path):
+    note = tmp_path / "package.json"
+    note.write_text("{}")
+    with pytest.raises(PartsError, match="package.json and no conditions.json"):
+        Parts(tmp_path, {}, fresh=True)
+    assert note.exists()
+
+
 def test_the_time_limit_leaves_points_for_the_next_run(small, tmp_path, monkeypatch):
     clock = [5.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])

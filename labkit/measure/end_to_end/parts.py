@@ -21,10 +21,11 @@ class Parts:
     Args:
         folder: made if it is not there; None keeps nothing.
         conditions: what must be equal for points to stand in one table: model, device, versions, rounds.
-        fresh: throw away what the folder holds.
+        fresh: throw away the parts that the folder holds.
 
     Raises:
-        PartsError: the folder's parts were measured under other conditions; the message names the first difference.
+        PartsError: the folder's parts were measured under other conditions; the message names the first difference. Or
+            it is to be emptied and holds JSON files of somebody else.
     """
 
     def __init__(self, folder: Path | None, conditions: Mapping[str, Any], *, fresh: bool = False):
@@ -35,7 +36,13 @@ class Parts:
         folder.mkdir(parents=True, exist_ok=True)
         stored = folder / _CONDITIONS
         if fresh:
-            for path in folder.glob("*.json"):
+            found = list(folder.glob("*.json"))
+            if found and not stored.is_file():
+                raise PartsError(
+                    f"{folder} holds {found[0].name} and no {_CONDITIONS}: nothing here was measured by a comparison, so "
+                    "--fresh deletes nothing of it; give another folder"
+                )
+            for path in found:
                 path.unlink()
         if stored.is_file():
             before = json.loads(stored.read_text(encoding="utf-8"))
