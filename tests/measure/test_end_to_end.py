@@ -247,7 +247,7 @@ def test_parts_of_another_comparison_are_refused(small, tmp_path):
 def test_a_fresh_start_deletes_nothing_that_is_no_part(tmp_path):
     note = tmp_path / "package.json"
     note.write_text("{}")
-    with pytest.raises(PartsError, match="package.json and no conditions.json"):
+    with pytest.raises(PartsError, match=r"package\.json and no conditions\.json"):
         Parts(tmp_path, {}, fresh=True)
     assert note.exists()
 

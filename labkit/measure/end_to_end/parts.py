@@ -39,7 +39,7 @@ class Parts:
             found = list(folder.glob("*.json"))
             if found and not stored.is_file():
                 raise PartsError(
-                    f"{folder} holds {found[0].name} and no {_CONDITIONS}: nothing here was measured by a comparison, so "
+                    f"{folder} holds {found[0].name} and no {_CONDITIONS}: no comparison has measured here, so "
                     "--fresh deletes nothing of it; give another folder"
                 )
             for path in found:
