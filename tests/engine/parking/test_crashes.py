@@ -26,8 +26,10 @@ class Engines:
             [sys.executable, crash_child.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, mode: str, folder: Path, *, step: int = 0, seconds: float = 0.0) -> tuple[int, list[dict]]:
-        self.process.stdin.write(f"{mode} {self.model} {folder} {step} {seconds}\n")
+    def run(
+        self, mode: str, folder: Path, *, step: int = 0, lines: int = 0, seconds: float = 0.0
+    ) -> tuple[int, list[dict]]:
+        self.process.stdin.write(f"{mode} {self.model} {folder} {step} {lines} {seconds}\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())
         assert not any("error" in line for line in answer["said"]), answer
@@ -39,7 +41,7 @@ def engines(tmp_path_factory) -> Iterator[Engines]:
     parent = Engines(write_checkpoint(tmp_path_factory.mktemp("model") / "hybrid", "hybrid"))
     yield parent
     parent.process.stdin.close()
-    parent.process.wait(20)
+    parent.process.wait()
     parent.process.stdout.close()
 
 
@@ -61,7 +63,7 @@ def kill_and_resume(engines: Engines, answer: list[int], folder: Path, rng: rand
     if rng.random() < 0.5:
         ended, said = engines.run("pause", folder, step=rng.randrange(20, 200))
     else:
-        ended, said = engines.run("pause", folder, seconds=rng.uniform(0.05, 0.8))
+        ended, said = engines.run("pause", folder, lines=rng.randrange(1, 31), seconds=rng.uniform(0, 0.03))
     told = tokens_of(said)
     assert told == answer[: len(told)]
     if ended == 0:
