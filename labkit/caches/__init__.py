@@ -5,7 +5,8 @@ a serial class makes a batched one, `extract` on a batched class a serial one.
 """
 
 from labkit.caches.base import OPERATIONS, Cache, Unsupported, lacking
-from labkit.caches.block_pool import BlockPool, PoolExhausted, PoolStats, Table, block_keys
+from labkit.caches.block_pool import BlockPool, PoolExhausted, PoolStats
+from labkit.caches.block_table import Table, block_keys
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.contiguous_batch import BatchedContiguous
 from labkit.caches.foreign import Foreign

@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.caches import host, masks
-from labkit.caches.base import Cache, Unsupported, per_row, to_keep, to_trim
+from labkit.caches.base import Cache, Unsupported
+from labkit.caches.by_row import one_for_all, per_row, to_keep, to_trim
 from labkit.caches.host import HostViews, Lent
 from labkit.caches.layout import Layout, keys_and_values
 from labkit.caches.tail import TAIL, Tailed
@@ -210,10 +211,7 @@ class Contiguous(Columns):
         if left_padding is not None and any(per_row(left_padding, self.batch_size)):
             raise Unsupported("serial contiguous", "take left padding", "a lone row needs none")
         if right_padding is not None:
-            surplus = set(per_row(right_padding, self.batch_size))
-            if len(surplus) > 1:
-                raise Unsupported("serial contiguous", "hold rows of several lengths", "merge serial rows instead")
-            self._surplus = surplus.pop()
+            self._surplus = one_for_all(per_row(right_padding, self.batch_size), self.kind)
 
     def finalize(self) -> None:
         self.offset -= self._surplus
@@ -225,10 +223,8 @@ class Contiguous(Columns):
     def commit(self, accepted: Any) -> None:
         if self._mark is None:
             raise ValueError("commit without a checkpoint")
-        kept = set(to_keep(accepted, self.batch_size))
-        if len(kept) > 1:
-            raise Unsupported("serial contiguous", "hold rows of several lengths", "merge serial rows instead")
-        self.offset = min(self.offset, self._mark + kept.pop())
+        kept = one_for_all(to_keep(accepted, self.batch_size), self.kind)
+        self.offset = min(self.offset, self._mark + kept)
         self._mark = None
 
     @classmethod

@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, per_row, row_numbers, to_keep, to_trim
+from labkit.caches.base import Cache
+from labkit.caches.by_row import per_row, row_numbers, to_keep, to_trim
 from labkit.caches.contiguous import Columns, Contiguous, rounded
 from labkit.caches.layout import Layout, keys_and_values
 from labkit.caches.rectangle import right_justified, roll_rows

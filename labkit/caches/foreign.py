@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from labkit.caches.base import Cache, Unsupported, per_row
+from labkit.caches.base import Cache, Unsupported
+from labkit.caches.by_row import per_row
 
 # operation -> the method of mlx-lm's class that does it
 _METHODS = {"merge": "merge", "extend": "extend", "filter": "filter", "extract": "extract", "prepare": "prepare"}

@@ -12,11 +12,13 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, per_row, row_numbers, to_keep, to_trim
-from labkit.caches.block_pool import Table
+from labkit.caches.base import Cache, Unsupported
+from labkit.caches.block_table import Table
+from labkit.caches.by_row import per_row, row_numbers, to_keep, to_trim
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.contiguous_batch import BatchedContiguous
-from labkit.caches.paged import Paged, PagedCache
+from labkit.caches.paged import Paged
+from labkit.caches.paged_cache import PagedCache
 from labkit.caches.paged_rows import PagedRows, int32s
 from labkit.caches.pages import Pages
 

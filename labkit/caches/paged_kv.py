@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.caches.base import Cache, Unsupported
-from labkit.caches.block_pool import BlockPool, PoolExhausted, Table, block_keys
+from labkit.caches.block_pool import BlockPool, PoolExhausted
+from labkit.caches.block_table import Table, block_keys
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.extra_keys import ExtraKeys
 from labkit.caches.layout import Layout
-from labkit.caches.paged import Paged, PagedCache
+from labkit.caches.paged import Paged
+from labkit.caches.paged_cache import PagedCache
 from labkit.caches.paged_window import PagedWindow
 from labkit.caches.pages import DEFAULT_BLOCK, Pages
 from labkit.caches.recurrent import Recurrent

@@ -11,7 +11,8 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 
-from labkit.caches.block_pool import NULL, Table
+from labkit.caches.block_pool import NULL
+from labkit.caches.block_table import Table
 from labkit.caches.pages import TABLE_STEP, Pages
 
 

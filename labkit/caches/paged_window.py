@@ -13,9 +13,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.caches.base import Cache, Unsupported, per_row, row_numbers, to_keep
-from labkit.caches.block_pool import Table
-from labkit.caches.paged import PagedCache
+from labkit.caches.base import Cache, Unsupported
+from labkit.caches.block_table import Table
+from labkit.caches.by_row import per_row, row_numbers, to_keep
+from labkit.caches.paged_cache import PagedCache
 from labkit.caches.paged_rows import PagedRows
 from labkit.caches.pages import Pages
 from labkit.caches.rotating import Ring, Rotating

@@ -9,7 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.caches import host
-from labkit.caches.base import OPERATIONS, Cache, Unsupported, columns_of_tokens, per_row, row_numbers, to_keep
+from labkit.caches.base import OPERATIONS, Cache, Unsupported
+from labkit.caches.by_row import columns_of_tokens, per_row, row_numbers, to_keep
 from labkit.caches.host import HostViews, Lent
 from labkit.caches.layout import ArraySpec, Layout, dtype_name
 

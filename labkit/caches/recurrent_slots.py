@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from labkit.caches.base import Cache, row_numbers
-from labkit.caches.block_pool import BlockPool, Table
+from labkit.caches.base import Cache
+from labkit.caches.block_pool import BlockPool
+from labkit.caches.block_table import Table
+from labkit.caches.by_row import row_numbers
 from labkit.caches.layout import Layout
 from labkit.caches.recurrent import BatchedRecurrent, Recurrent
 

@@ -14,7 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, per_row, to_keep, to_trim
+from labkit.caches.base import Cache, Unsupported
+from labkit.caches.by_row import one_for_all, per_row, to_keep, to_trim
 from labkit.caches.layout import Layout, keys_and_values
 
 STEP = 256  # tokens by which a ring grows until it has its full size, as in mlx-lm
@@ -231,10 +232,7 @@ class Rotating(Ring):
         if left_padding is not None and any(per_row(left_padding, self.batch_size)):
             raise Unsupported("serial rotating", "take left padding", "a lone row needs none")
         if right_padding is not None:
-            surplus = set(per_row(right_padding, self.batch_size))
-            if len(surplus) > 1:
-                raise Unsupported("serial rotating", "hold rows of several lengths", "merge serial rows instead")
-            self._surplus = surplus.pop()
+            self._surplus = one_for_all(per_row(right_padding, self.batch_size), self.kind)
             self._within = self._mark is not None
             if self._surplus and not self._within:
                 self.checkpoint()
@@ -251,12 +249,10 @@ class Rotating(Ring):
             self._mark, self._since = mark, [tuple(valid)]
 
     def commit(self, accepted: Any) -> None:
-        kept = set(to_keep(accepted, self.batch_size))
-        if len(kept) > 1:
-            raise Unsupported("serial rotating", "hold rows of several lengths", "merge serial rows instead")
+        kept = one_for_all(to_keep(accepted, self.batch_size), self.kind)
         after = self._rewound("commit")
-        if after is not None and (n := kept.pop()):
-            self.update_and_fetch(*(part[..., :n, :] for part in after))
+        if after is not None and kept:
+            self.update_and_fetch(*(part[..., :kept, :] for part in after))
 
     @classmethod
     def merge(cls, caches: Sequence[Rotating]) -> Any:

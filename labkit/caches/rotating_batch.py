@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import masks
-from labkit.caches.base import Cache, Unsupported, columns_of_tokens, per_row, row_numbers, to_keep, to_trim
+from labkit.caches.base import Cache, Unsupported
+from labkit.caches.by_row import columns_of_tokens, per_row, row_numbers, to_keep, to_trim
 from labkit.caches.layout import Layout
 from labkit.caches.rectangle import right_justified, roll_rows
 from labkit.caches.rotating import Ring, Rotating

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.caches import Cache, PagedKV
 from labkit.caches.extra_keys import ExtraKeys
-from labkit.caches.paged import PagedCache
+from labkit.caches.paged_cache import PagedCache
 from labkit.caches.pages import DEFAULT_BLOCK
 from labkit.caches.recurrent_slots import SlottedRecurrent
 from labkit.engine.admission import Admission

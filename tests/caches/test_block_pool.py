@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.caches.block_pool import NULL, BlockPool, PoolExhausted, Table, block_keys
+from labkit.caches.block_pool import NULL, BlockPool, PoolExhausted
+from labkit.caches.block_table import Table, block_keys
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from labkit.caches import BatchedPaged, BatchedPagedWindow, Contiguous, Paged, PagedWindow, PoolExhausted, Rotating
-from labkit.caches.block_pool import Table, block_keys
+from labkit.caches.block_table import Table, block_keys
 from labkit.caches.pages import Pages
 
 # A life is short to read as it is; to shrink one takes minutes.

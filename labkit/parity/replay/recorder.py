@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import Cache
-from labkit.caches.paged import PagedCache
+from labkit.caches.paged_cache import PagedCache
 from labkit.engine import Engine
 from labkit.engine.prefill import masks_padding
 from labkit.models import LoadedModel, Output, Rows
