@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from labkit.engine import nucleus
 from labkit.engine.kernel_draws import Options, draws
 from labkit.engine.params import SamplingParams
 from labkit.kernels.targets import target_in_use
@@ -147,13 +148,13 @@ class RowSampler:
         from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
         if 0 < p.top_p < 1:
-            logprobs = apply_top_p(logprobs, p.top_p)
+            logprobs = (nucleus.apply_top_p if on_host() else apply_top_p)(logprobs, p.top_p)
         if p.min_p > 0:
             logprobs = apply_min_p(logprobs, p.min_p, p.min_tokens_to_keep)
         if p.xtc_probability > 0:
             logprobs = self._exclude_top_choices(logprobs, keys(self.seed, step)[1])
         if 0 < p.top_k < logprobs.shape[-1]:
-            logprobs = apply_top_k(logprobs, p.top_k)
+            logprobs = (nucleus.apply_top_k if on_host() else apply_top_k)(logprobs, p.top_k)
         return logprobs * (1 / p.temperature)
 
     def _exclude_top_choices(self, logprobs: mx.array, key: mx.array) -> mx.array:
@@ -169,7 +170,7 @@ class RowSampler:
         k = min(self.params.logprobs, logprobs.shape[-1])
         if k == 0:
             return None
-        best = mx.argsort(-logprobs)[:k]
+        best = mx.array(nucleus.best(logprobs, k), dtype=mx.uint32) if on_host() else mx.argsort(-logprobs)[:k]
         return best, logprobs[best]
 
 
@@ -243,6 +244,11 @@ def draw(scores: mx.array, rows: Sequence[RowSampler], steps: Sequence[int]) -> 
     own = mx.array([_words(row.seed, step)[:2] for row, step in zip(rows, steps, strict=True)], dtype=mx.uint32)
     uniform = mx.vmap(lambda key: mx.random.uniform(shape=(scores.shape[-1],), key=key))(own)
     return mx.argmax(scores - mx.log(-mx.log(uniform)), axis=-1)
+
+
+def on_host() -> bool:
+    """Whether logits lie where the host computes: it may look at them at no price."""
+    return mx.default_device().type != mx.gpu
 
 
 def keys(seed: int, step: int) -> tuple[mx.array, mx.array]:
