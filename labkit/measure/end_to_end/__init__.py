@@ -9,7 +9,8 @@ run.py        the points, by turns, within a time limit, each kept as soon as it
 parts.py      one file a point: a run that was stopped goes on where it was
 curves.py     does the cost grow as the model says?
 table.py      the tables and plots of a comparison
-ablations.py  one mechanism off at a time, predicted before it is measured
+mechanisms.py what can be taken away, by which switch, and what that should cost
+ablations.py  one mechanism off at a time, measured beside its prediction
 """
 
 from labkit.measure.end_to_end.plan import LENGTHS, Plan, Point
