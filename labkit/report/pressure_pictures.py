@@ -15,15 +15,16 @@ PLACES = {
 }
 
 
-def film(run: Any, title: str, *, last: int | None = None) -> Any:
+def film(run: Any, title: str, *, steps: int | None = None) -> Any:
     """Requests as bars over the steps, above the bytes of caches and of others with the ceiling; returns the figure.
 
     Args:
         run: a `labkit.measure.pressure_film.Film`.
-        last: step at which the picture ends, so that several films have one scale; this run's own if not given.
+        steps: where the picture ends, so that several films have one scale; this run's own if not given.
     """
     import matplotlib.pyplot as plt
 
+    width = steps or len(run.places)
     figure, (above, below) = plt.subplots(2, 1, figsize=(7.2, 4.4), sharex=True, height_ratios=(1, 1.4))
     for row in range(len(run.ids)):
         for first, last, place in _stretches([places[row] for places in run.places]):
@@ -63,7 +64,7 @@ def film(run: Any, title: str, *, last: int | None = None) -> Any:
     below.set_ylim(0, 1.15 * max(run.ceiling_bytes / 1e6, *total))
     below.set_ylabel("MB of caches")
     below.set_xlabel("step")
-    below.set_xlim(0, last or len(run.places))
+    below.set_xlim(0, width)
     return figure
 
 

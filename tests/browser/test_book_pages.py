@@ -24,7 +24,9 @@ def test_every_page_is_quiet_and_as_wide_as_its_window(built_book: Book, open_pa
         watched.page.goto(path.as_uri(), wait_until="load")
         watched.typeset()
         assert watched.page.title()
-        assert watched.page.evaluate("document.documentElement.scrollWidth") <= 1280, path.name
+        for width in (400, 1280):
+            watched.page.set_viewport_size({"width": width, "height": 1000})
+            assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, (path.name, width)
     watched.assert_quiet()
 
 
