@@ -43,6 +43,7 @@ class Kernel:
         reference: the same in MLX's own operations, fp32 from upcast inputs to the end: what other targets are held to.
         native: the same as a Python or numba function, for machines whose device is the CPU.
         cuda: a hand-written CUDA text under the same contract, where the translated one is not good enough.
+        resident: all threadgroups must live at once, since they wait for each other (`labkit.kernels.resident`).
 
     Raises:
         ValueError: a name that cannot be a function's, or names that occur twice.
@@ -62,6 +63,7 @@ class Kernel:
         reference: Implementation | None = None,
         native: Implementation | None = None,
         cuda: CudaOverride | None = None,
+        resident: bool = False,
     ):
         if not name.isidentifier():
             raise ValueError(f"a kernel's name is an identifier, not {name!r}")
@@ -76,6 +78,7 @@ class Kernel:
         self.reference = reference
         self.native = native
         self.cuda = cuda
+        self.resident = resident
         self.device_kernels: dict[Any, Any] = {}  # what the metal and cuda targets built, by what shapes the text
         self.device_launches: dict[Any, Any] = {}  # what they prepared for launches of one form
 

@@ -81,7 +81,8 @@ class Entry:
         tolerance: for each of them.
         benches: real sizes, for `labkit kernels bench`.
         traffic_slack: the share by which counts may exceed the budget; for counts that depend on random data.
-        resident: run with all threadgroups alive at once (grid-wide barriers).
+        nightly: the gates are too long for every day: a sibling with the same text has them there.
+        read: a launch and its outputs -> what is compared with the reference's, by name, where an output holds several.
     """
 
     kernel: Kernel
@@ -91,13 +92,25 @@ class Entry:
     tolerance: dict[mx.Dtype, Tolerance] = field(default_factory=lambda: dict(DEFAULT_TOLERANCE))
     benches: tuple[Bench, ...] = ()
     traffic_slack: float = 0.02
-    resident: bool = False
+    nightly: bool = False
+    read: Callable[[Launch, Sequence[mx.array]], dict[str, mx.array]] | None = None
     folder: Path = Path()
 
     @property
     def name(self) -> str:
         """The kernel's name."""
         return self.kernel.name
+
+    @property
+    def resident(self) -> bool:
+        """Whether all threadgroups must live at once (grid-wide barriers)."""
+        return self.kernel.resident
+
+    def parts(self, launch: Launch, outputs: Sequence[mx.array]) -> dict[str, mx.array]:
+        """The outputs by name, as they are compared."""
+        if self.read is not None:
+            return self.read(launch, outputs)
+        return dict(zip(self.kernel.text.output_names, outputs, strict=True))
 
     @property
     def mechanism(self) -> str:

@@ -21,8 +21,9 @@ def removals() -> Iterator:
         for part in ("source", "header"):
             text = getattr(entry.kernel.text, part)
             for match in BARRIER.finditer(text):
-                marks = [pytest.mark.nightly] if entry.mechanism in sampled else []
-                sampled.add(entry.mechanism)
+                marks = [pytest.mark.nightly] if entry.mechanism in sampled or entry.nightly else []
+                if not entry.nightly:
+                    sampled.add(entry.mechanism)
                 line = text.count("\n", 0, match.start()) + 1
                 yield pytest.param(entry, part, match.span(), id=f"{entry.name}-{part}-{line}", marks=marks)
 

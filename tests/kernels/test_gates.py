@@ -1,6 +1,6 @@
 """Every registered kernel through every gate. A new kernel is found here by its folder's gates.py."""
 
-import time
+import random
 from dataclasses import replace
 
 import pytest
@@ -17,18 +17,21 @@ COMBINATIONS = [
 
 
 def fresh_seed() -> int:
-    """Other inputs at each run; a failure's message names the seed."""
-    return time.time_ns() % (1 << 31)
+    """Other inputs for each test, and in `make test-nightly` at each run; a failure's message names the seed."""
+    return random.getrandbits(31)
 
 
 def every_day() -> list:
     """(kernel, dtype, whether all of it): every kernel and dtype with the first case, and one dtype, the next kernel's
-    next, with all cases and the plain build."""
-    return [
+    next, with all cases and the plain build. Of kernels that are long to build, the first case in one dtype."""
+    short = [entry for entry in all_entries() if not entry.nightly and not entry.resident]
+    chosen = [
         pytest.param(entry, dtype, index % len(entry.dtypes) == place, id=f"{entry.name}-{dtype_name(dtype)}")
-        for index, entry in enumerate(all_entries())
+        for index, entry in enumerate(short)
         for place, dtype in enumerate(entry.dtypes)
     ]
+    long = [entry for entry in all_entries() if entry.resident and not entry.nightly]
+    return chosen + [pytest.param(entry, entry.dtypes[-1], False, id=f"{entry.name}-first") for entry in long]
 
 
 def report(results) -> str:
@@ -51,7 +54,7 @@ needs_nvrtc = pytest.mark.skipif(bool(cuda_build.unavailable()), reason=cuda_bui
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("entry", all_entries(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", [e for e in all_entries() if not e.nightly], ids=lambda entry: entry.name)
 def test_cuda_text_compiles(entry):
     # The small floats bring the most of the vocabulary, bfloat16 is what runs on a GPU.
     assert not report([check_cuda_text(entry, entry.dtypes[-1], fresh_seed())])

@@ -16,15 +16,15 @@ from labkit.kernels.placement import on_device
 
 _HERE = Path(__file__).parent
 _VALUES = Header.from_file(_HERE / "values.h")
-_HEADS = Header.from_file(_HERE / "values.h", _HERE / "heads.h")
-_ROUTER = SHARED.followed_by(Header.from_file(_HERE / "router.h"))
+HEADS = Header.from_file(_HERE / "values.h", _HERE / "heads.h")
+ROUTER = SHARED.followed_by(Header.from_file(_HERE / "router.h"))
 _THREADS = 256
 
 QK_NORM_ROPE = Kernel.from_file(
     _HERE / "qk_norm_rope.metal",
     ["queries", "keys", "q_weight", "k_weight", "inverse_frequency", "positions", "eps", "N", "L"],
     ["q", "k"],
-    header=_HEADS,
+    header=HEADS,
     reference=reference.qk_norm_rope,
 )
 APPEND_HEADS = Kernel.from_file(
@@ -34,7 +34,7 @@ APPEND_HEADS = Kernel.from_file(
         *("tail_keys", "tail_values", "write", "eps"),
     ],
     ["q", "tail_keys_out", "tail_values_out"],
-    header=_HEADS,
+    header=HEADS,
     reference=reference.append_heads,
 )
 OUTPUT_GATE = Kernel.from_file(
@@ -55,7 +55,7 @@ NORM_ROUTER = Kernel.from_file(
     _HERE / "norm_router.metal",
     ["x", "residual", "weight", "router", "scales", "biases", "eps", "E"],
     ["hidden", "normed", "logits"],
-    header=_ROUTER,
+    header=ROUTER,
     reference=reference.norm_router,
 )
 
@@ -92,7 +92,7 @@ def qk_norm_rope_call(
         raise ValueError(f"positions need shape ({rows},) or ({rows}, {length}), not {positions.shape}")
     if not 0 <= rotary <= dim or rotary % 2:
         raise ValueError(f"rotary must be even and at most {dim}, not {rotary}")
-    frequency = _inverse_frequency(rotary, base) if inverse_frequency is None else inverse_frequency
+    frequency = frequencies(rotary, base) if inverse_frequency is None else inverse_frequency
     if frequency.shape != (max(rotary // 2, 1),):
         raise ValueError(f"inverse_frequency needs shape ({rotary // 2},), not {frequency.shape}")
     return {
@@ -149,7 +149,7 @@ def append_heads_call(
         )
     if not 0 <= rotary <= dim or rotary % 2:
         raise ValueError(f"rotary must be even and at most {dim}, not {rotary}")
-    frequency = _inverse_frequency(rotary, base)
+    frequency = frequencies(rotary, base)
     tasks = heads * length + key_heads * columns
     return {
         "inputs": [projected, q_weight, k_weight, frequency, positions, tail_keys, tail_values, write, float(eps)],
@@ -262,7 +262,7 @@ def _vector(*sizes: int) -> int:
 
 
 @lru_cache
-def _inverse_frequency(rotary: int, base: float) -> mx.array:
+def frequencies(rotary: int, base: float) -> mx.array:
     # In float64, so that an angle at position 100,000 is as good as fp32 can say it.
     exponent = np.arange(0, max(rotary, 2), 2, dtype=np.float64) / max(rotary, 1)
     return on_device(mx.array((base**-exponent).astype(np.float32)))

@@ -25,31 +25,31 @@ MAX_BLOCK = 4096
 """Assignments of a threadgroup of `group_rows`: its choices take 8 KB of threadgroup memory."""
 
 _HERE = Path(__file__).parent
-_HEADER = Header.from_file(_HERE / "routing.h")
+ROUTING = Header.from_file(_HERE / "routing.h")
 _GROUPS = ["order", "inverse", "offsets", "block_map"]
 
 CHOOSE_EXPERTS = Kernel.from_file(
     _HERE / "choose_experts.metal",
     ["logits", "bias", "scale", "T", "L"],
     ["indices", "weights", "counts"],
-    header=_HEADER,
+    header=ROUTING,
     reference=reference.choose_experts,
 )
 COUNT_EXPERTS = Kernel.from_file(
-    _HERE / "count_experts.metal", ["indices", "N"], ["counts"], header=_HEADER, reference=reference.count_experts
+    _HERE / "count_experts.metal", ["indices", "N"], ["counts"], header=ROUTING, reference=reference.count_experts
 )
 GROUP_ROWS = Kernel.from_file(
     _HERE / "group_rows.metal",
     ["indices", "counts", "N", "BLOCKS", "tile", "MAX_BLOCKS"],
     _GROUPS,
-    header=_HEADER,
+    header=ROUTING,
     reference=reference.group_rows,
 )
 ROUTE_FEW = Kernel.from_file(
     _HERE / "route_few.metal",
     ["logits", "bias", "scale", "T", "L", "tile", "MAX_BLOCKS"],
     ["indices", "weights", *_GROUPS],
-    header=_HEADER,
+    header=ROUTING,
     reference=reference.route_few,
 )
 

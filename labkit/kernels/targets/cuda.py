@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from labkit.kernels.launch import Kernel
 from labkit.kernels.placement import on_device
+from labkit.kernels.resident import check_resident, multiprocessors
 from labkit.kernels.signature import Launch, threadgroup_size
 from labkit.kernels.targets.cuda_text import CudaText, is_whole, number_words, translate
 
@@ -31,7 +32,7 @@ def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
     """Launch on the GPU; lazily, as MLX does.
 
     Raises:
-        ValueError: more threadgroups than CUDA takes.
+        ValueError: more threadgroups than CUDA takes, or than live at once where they wait for each other.
     """
     # Once a token and layer: what follows from dtypes and sizes is found once.
     inputs = tuple([(array.dtype, array.ndim == 0) for array in launch.inputs])
@@ -72,6 +73,8 @@ def _prepare(kernel: Kernel, launch: Launch) -> _Prepared:
     blocks = [-(-size // part) for size, part in zip(launch.grid, group, strict=True)]
     if max(blocks[1:]) > MOST_BLOCKS:
         raise ValueError(f"kernel {kernel.name}: CUDA takes up to {MOST_BLOCKS} threadgroups in y and z, not {blocks}")
+    if kernel.resident:
+        check_resident(kernel.name, launch, multiprocessors())
     translated, built = _built(kernel, launch)
     return _Prepared(
         built,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import mlx.core as mx
 
 from labkit.kernels.launch import Kernel
+from labkit.kernels.resident import NOT_ON_METAL
 from labkit.kernels.signature import Launch
 
 
 def unavailable(kernel: Kernel) -> str:
     """Why this machine cannot, or ""."""
+    if kernel.resident:
+        return NOT_ON_METAL
     return "" if mx.metal.is_available() else "MLX has no Metal device here"
 
 

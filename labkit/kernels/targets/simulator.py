@@ -23,4 +23,4 @@ def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
     """Launch in the simulator, at once. Raises KernelFault if it had to be stopped."""
     from labkit.kernels import simulator
 
-    return simulator.run(kernel.text, launch).raise_for_faults().outputs
+    return simulator.run(kernel.text, launch, resident=kernel.resident).raise_for_faults().outputs

@@ -25,6 +25,12 @@ def decode(
     target: Annotated[
         Literal["metal", "here"], typer.Option(help="As a GPU gets it, or spelled out as this machine's MLX computes.")
     ] = "metal",
+    persistent: Annotated[
+        Literal["off", "experts", "layers"],
+        typer.Option(
+            help="Launches whose threadgroups wait for each other: for each layer's experts, or whole layers."
+        ),
+    ] = "off",
     copies: Annotated[bool, typer.Option("--copies", help="Slice updates copy their buffer, as on CUDA.")] = False,
     picture: Annotated[
         Path | None,
@@ -43,7 +49,7 @@ def decode(
     from labkit.measure.trace import StepTrace, capture, pictures
     from labkit.measure.trace.step import as_record
     from labkit.models import LoadError
-    from labkit.models.hybrid import NotSpecialised
+    from labkit.models.hybrid import NotSpecialised, Variants
 
     try:
         with console.stderr.status(f"loading {model}"):
@@ -53,12 +59,11 @@ def decode(
                 if graph == "specialised":
                     raise
                 subject = open_subject(model, graph="adapter", layers=layers)
-        trace = StepTrace.of(
-            capture(subject.model, context=context, target=target), subject.costs, copies_updates=copies
-        )
+        traced = subject.model if persistent == "off" else subject.with_variants(Variants(persistent=persistent))
+        trace = StepTrace.of(capture(traced, context=context, target=target), subject.costs, copies_updates=copies)
     except (LoadError, ValueError) as error:
         console.fail(str(error), code=2)
-    record = {"model": subject.name, "graph": subject.graph, "context": context}
+    record = {"model": subject.name, "graph": subject.graph, "context": context, "persistent": persistent}
     record |= as_record(trace, subject.costs, context)
     floor = subject.costs.decode(context)
     whole = [
@@ -70,6 +75,8 @@ def decode(
         ("floor: state read and written", f"{floor.state:,.0f}"),
         ("floor: keys and values", f"{floor.kv:,.0f}"),
         ("moved / floor", f"{trace.bytes / floor.bytes:.3f}"),
+        ("predicted, H200: launching, us", f"{trace.predicted.host * 1e6:,.0f}"),
+        ("predicted, H200: on the device, us", f"{trace.predicted.device * 1e6:,.0f}"),
     ]
     title = f"One decode step of {subject.name}, {subject.graph} graph, {context:,} tokens of context; counted"
     shown = [

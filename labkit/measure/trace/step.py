@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
+from labkit.kernels.persistent.prediction import Prediction, barriers_in, predict
 from labkit.measure.model_costs import ModelCosts
 from labkit.measure.trace.capture import Captured, Operation, Value
 
@@ -25,7 +26,7 @@ class Launch:
     """One operation that the device is given.
 
     Attributes:
-        name: MLX's, or the kernel's own. count: of launches (concatenating n arrays takes n copies).
+        name: MLX's, or the kernel's own. count: of launches (`_count`).
         stage: 1 for what waits for nobody; else one more than the latest launch that it reads from.
         reads, writes: bytes. weights: of the bytes read, those of parameters.
         label: the parameter that it multiplies by, or "". layer: None outside the layers.
@@ -92,6 +93,12 @@ class StepTrace:
     def bytes(self) -> int:
         """Bytes read and written by all launches; what one writes and the next reads counts twice."""
         return sum(launch.bytes for launch in self.launches)
+
+    @cached_property
+    def predicted(self) -> Prediction:
+        """Seconds on an H200, from launches, bytes and grid-wide barriers."""
+        kernels = Counter(launch.name for launch in self.launches)
+        return predict(self.launch_count, self.bytes, barriers_in(kernels))
 
     def longest_chain(self) -> list[Launch]:
         """One longest chain of launches that wait for each other, first to last."""
@@ -168,7 +175,7 @@ class StepTrace:
         weights = sum(self._share(value, stored[value.name]) for value in parameters)
         return Launch(
             name=operation.name,
-            count=len(operation.inputs) if operation.name == "Concatenate" else 1,
+            count=_count(operation),
             stage=1 + max((launches[i].stage for i in before), default=0),
             reads=reads,
             writes=writes,
@@ -216,9 +223,26 @@ def as_record(trace: StepTrace, costs: ModelCosts, context: int) -> dict[str, An
         "bytes": trace.bytes,
         "floor_bytes": floor.bytes,
         "bytes_over_floor": trace.bytes / floor.bytes,
+        "predicted_host_seconds": trace.predicted.host,
+        "predicted_device_seconds": trace.predicted.device,
         "by_name": [{"name": name, "launches": count, "bytes": size} for name, count, size in trace.by_name()],
         "longest_chain": [launch.name for launch in trace.longest_chain()],
     }
+
+
+def _count(operation: Operation) -> int:
+    """Launches of an operation: a copy for each part that is joined; and where threadgroups wait for each other, their
+    counter needs an output that MLX fills first."""
+    if operation.name == "Concatenate":
+        return len(operation.inputs)
+    return 1 + len(operation.outputs) if operation.name in _filled() else 1
+
+
+@cache
+def _filled() -> frozenset[str]:
+    from labkit.kernels.registry import all_entries
+
+    return frozenset(entry.name for entry in all_entries() if entry.resident)
 
 
 def _layer(path: str) -> int | None:

@@ -6,6 +6,7 @@
 | `matrix.py`, `packing.py` | its tensors in the layout that kernels read |
 | `plan.py`, `variants.py` | how a forward computes, and the switches of ablations |
 | `delta_layer.py`, `attention_layer.py`, `experts.py`, `mlp.py` | the layers |
+| `decode.py`, `persistent.py` | a decode step as one function of arrays, and its layers as one launch each |
 | `hybrid.py` | the forward |
 """
 

@@ -19,7 +19,7 @@ from labkit.caches.paged_rows import int32s
 from labkit.kernels.placement import on_device
 from labkit.kernels.targets import device_target
 from labkit.models.contract import Output
-from labkit.models.hybrid import attention_layer, delta_layer
+from labkit.models.hybrid import attention_layer, delta_layer, persistent
 from labkit.models.hybrid.config import ATTENTION
 from labkit.models.hybrid.graph import Graph
 from labkit.models.hybrid.plan import Columns, Step
@@ -88,7 +88,11 @@ class FewTokens:
             if not given:
                 x = graph.embed(x)
             # Tokens without their rows: each change of shape would be an operation of its own.
-            parts = graph.through(x.reshape(batch * length, -1), mix, now)
+            x = x.reshape(batch * length, -1)
+            if persistent.takes_layers(now, paged):
+                *parts, after = persistent.layers_through(graph.layers, x, memory, now)
+            else:
+                parts = graph.through(x, mix, now)
             parts = [part.reshape(batch, length, -1) for part in parts]
             return tuple(graph.head(*parts, None, logits, hidden, now)), after
 

@@ -12,6 +12,7 @@ from labkit.kernels.fused import norm_router, residual_rms_norm
 from labkit.kernels.grouped_matmul import DECODE_TOKENS, choose_tile, decode_experts, grouped_experts
 from labkit.kernels.quantized_matmul import Packed
 from labkit.kernels.routing import choose_experts, route
+from labkit.models.hybrid import persistent
 from labkit.models.hybrid.config import HybridConfig
 from labkit.models.hybrid.matrix import Weights
 from labkit.models.hybrid.mlp import DenseMLP
@@ -34,6 +35,11 @@ class Experts:
         """update, hidden [..., D]: what the mixer adds, and the residual stream -> the stream, and what this adds."""
         shape = hidden.shape
         tokens = (step.tokens, shape[-1])
+        if persistent.takes_half(step):
+            parts = persistent.half(
+                self.config, self.weights, self.norm, update.reshape(tokens), hidden.reshape(tokens)
+            )
+            return tuple(part.reshape(shape) for part in parts)
         hidden, x, logits = self._norm_and_score(update.reshape(tokens), hidden.reshape(tokens), step)
         y = self._products(x, logits, step)
         if self.shared is not None:

@@ -18,6 +18,7 @@ from labkit.models.hybrid.decode import FEW, FewTokens
 from labkit.models.hybrid.graph import Graph
 from labkit.models.hybrid.memory import chunk_memory, longest_chunk
 from labkit.models.hybrid.packing import ModelWeights, pack
+from labkit.models.hybrid.persistent import check_weights
 from labkit.models.hybrid.plan import Plan, Step
 from labkit.models.hybrid.variants import Variants
 from labkit.models.placement import check_rows, place, prepare
@@ -33,7 +34,7 @@ class Hybrid:
         weights: packed (`labkit.models.hybrid.packing.pack`).
         config: the checkpoint's config.json.
         dtype: of activations.
-        variants: the switches of ablations.
+        variants: the switches of ablations. NotSpecialised if the weights do not fit one that was set.
         invariant: no bit of a row depends on its neighbours, on padding or on how its tokens are cut into calls: fixed
             tiles and orders of sums, at a price.
 
@@ -58,6 +59,8 @@ class Hybrid:
         self.sizes = sizes = HybridConfig.read(config)
         self.notes = sizes.notes
         self.variants, self.invariant = variants or Variants(), invariant
+        if self.variants.persistent != "off":
+            check_weights(sizes, weights)
         self.weights = weights
         self.weights_bytes = weights.nbytes
         self.vocab_size, self.num_layers = sizes.vocabulary, len(sizes.layer_kinds)

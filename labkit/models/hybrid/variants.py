@@ -39,6 +39,9 @@ class Variants:
         compiled: whether a decode step is built once (`mx.compile`) and replayed, or built anew for each token.
         kv: where a decoded token's keys and values go. "tail": into a small tail beside the settled buffer; "whole":
             into the buffer, which a back end without in-place writes copies.
+        persistent: launches of a decode step whose threadgroups wait for each other. "experts": norm, router and sparse
+            MLP of a layer in one; "layers": a whole layer in one, for one token of each row. Where Metal computes,
+            both are refused: it promises no progress across threadgroups.
     """
 
     experts: Literal["load", "tile16", "gather", "before"] = "load"
@@ -55,6 +58,7 @@ class Variants:
     decode_rows: Literal["gemv", "tile", "own"] = "gemv"
     compiled: bool = True
     kv: Literal["tail", "whole"] = "tail"
+    persistent: Literal["off", "experts", "layers"] = "off"
 
     def __post_init__(self):
         for name, allowed in choices().items():
