@@ -166,6 +166,8 @@ def test_closing_ends_every_request(engine):
     assert list(mine)[-1].reason == "cancelled"
     assert [(event.request, event.reason) for event in engine.run() if event.kind == "finished"] == [(id, "cancelled")]
     assert engine.idle
+    engine.close()
+    assert engine.step() == [], "a second time there is nobody to end"
 
 
 def test_a_callback_that_raises_ends_its_request_alone(engine):
