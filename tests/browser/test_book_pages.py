@@ -26,6 +26,7 @@ def test_every_page_is_quiet_and_as_wide_as_its_window(built_book: Book, open_pa
         assert watched.page.title()
         for width in (400, 1280):
             watched.page.set_viewport_size({"width": width, "height": 1000})
+            watched.page.wait_for_function("width => innerWidth === width", arg=width)
             assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, (path.name, width)
     watched.assert_quiet()
 
