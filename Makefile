@@ -24,7 +24,7 @@ report: $(SYNCED) ## Set up, run every notebook, build the book from them
 
 test: $(SYNCED) ## Set up, then run every check and test
 	@$(RUN)ruff check . && $(RUN)ruff format --check . && $(RUN)lint-imports --no-logo
-	@$(RUN)python -m pytest -n logical --maxprocesses 8 --dist loadfile
+	@$(RUN)python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 3 --durations 20
 
 lab: $(SYNCED) ## Open JupyterLab on the notebooks
 	@$(RUN)jupyter lab --notebook-dir notebooks

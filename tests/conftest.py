@@ -5,11 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import random
+import secrets
 import shutil
+import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -17,9 +23,56 @@ from hypothesis import settings
 # draws new ones (and whoever sets HYPOTHESIS_PROFILE=new), and what it finds becomes a test with its case written out.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("new", derandomize=False, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+LONGEST = [
+    *("kernels/test_gates.py", "notebooks/test_committed.py", "engine/test_invariance.py", "report/test_book.py"),
+    *("engine/test_paged_engine.py", "engine/prefix/test_engine.py", "parity/test_replay_hybrid.py"),
+    *("parity/test_replay.py", "parity/test_replay_paged.py", "engine/parking/test_scenarios.py"),
+    *("models/hybrid/test_few_tokens.py", "measure/test_end_to_end.py", "engine/parking/test_crashes.py"),
+    *("browser/test_jupyterlab.py", "engine/test_commands.py", "house/test_readme.py", "house/test_wheel.py"),
+    *("report/test_runner.py", "kernels/test_third_party.py", "engine/prefix/test_store.py"),
+]
+"""Files that take half a minute and more: begun first, so that no process has one left when the others are done."""
+
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "same")
+settings.load_profile(PROFILE)
 
 PARAMETERS = "quick: bool = True  # small sizes\nsteps: int = 3  # how many\nname: str = 'x'  # whatever"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailuresAtOnce(config))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`LONGEST` first, then the files with most tests; `make test` gives files to its processes in this order."""
+    here, counts = Path(__file__).parent, Counter(item.path for item in items)
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path, len(places)), -counts[item.path]))
+
+
+class _FailuresAtOnce:
+    """A failure has a line of its own when it happens: whoever reads along, or stops the run, has it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        out = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and out is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = (crash.message if crash else str(report.longrepr)).strip().splitlines() or [""]
+            out.write("\n")  # behind the row of letters
+            out.write_line(f"FAILED {report.nodeid} in {report.when}: {said[0][:300]}", red=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws without a seed of its own obeys the profile too, whichever tests the process ran before it."""
+    seed = secrets.randbits(31) if PROFILE == "new" else zlib.crc32(item.nodeid.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    mx.random.seed(seed)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import shutil
 import subprocess
 import sys
@@ -79,7 +80,7 @@ SIMD = {
 
 def test_simdgroup_functions():
     """All in one kernel: row k of y is the k-th function."""
-    x = np.random.default_rng().normal(size=(2, 32)).astype(np.float32)
+    x = np.random.default_rng(random.getrandbits(32)).normal(size=(2, 32)).astype(np.float32)
     body = "\n".join(f"y[{k} * 64 + i] = {call};" for k, call in enumerate(SIMD))
     got = value(body, [mx.array(x.reshape(-1))], (len(SIMD), 2, 32))
     for k, (call, want) in enumerate(SIMD.items()):
@@ -115,7 +116,7 @@ MATH = {
 
 
 def test_math():
-    x = np.random.default_rng().normal(size=64).astype(np.float32)
+    x = np.random.default_rng(random.getrandbits(32)).normal(size=64).astype(np.float32)
     body = "\n".join(f"y[{k} * 64 + i] = {call};" for k, call in enumerate(MATH))
     got = value(body, [mx.array(x)], (len(MATH), 64))
     for k, (call, want) in enumerate(MATH.items()):
@@ -149,7 +150,7 @@ VECTORS = {
 
 
 def test_vectors_and_what_is_picked_out_of_them():
-    x = np.random.default_rng().uniform(0.5, 2, size=64).astype(np.float32)
+    x = np.random.default_rng(random.getrandbits(32)).uniform(0.5, 2, size=64).astype(np.float32)
     head = "float r; float4 v(x[i], 2, 3, 4); float2 h(5, x[i]);"
     body = "\n".join(f"{{ {head} {code} y[{k} * 64 + i] = r; }}" for k, code in enumerate(VECTORS))
     got = value(body, [mx.array(x)], (len(VECTORS), 64))
@@ -176,7 +177,7 @@ NUMBERS = {  # what stands for any uint x
 
 
 def test_numbers_their_bits_and_limits():
-    x = np.random.default_rng().integers(0, 1 << 32, 64, dtype=np.uint64).astype(np.uint32)
+    x = np.random.default_rng(random.getrandbits(32)).integers(0, 1 << 32, 64, dtype=np.uint64).astype(np.uint32)
     body = "\n".join(f"y[{k} * 64 + i] = {call};" for k, call in enumerate(NUMBERS))
     got = value(body, [mx.array(x)], (len(NUMBERS), 64))
     for k, (call, want) in enumerate(NUMBERS.items()):
