@@ -86,10 +86,6 @@ class ModelCosts:
         """Bytes of all weights as stored."""
         return sum(tensor.bytes(self.dtype) for tensor in self.tensors)
 
-    def stored_by_part(self) -> dict[str, int]:
-        """Bytes stored, by part of the model."""
-        return self._by_part(lambda tensor: tensor.bytes(self.dtype))
-
     # --- what one decode step moves -------------------------------------------------------------------------------
 
     def decode(self, context: int, batch: int = 1) -> Traffic:

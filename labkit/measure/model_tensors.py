@@ -104,6 +104,7 @@ def attention_layers(config: Mapping[str, Any]) -> list[bool]:
 
 
 def head_dim(text: Mapping[str, Any]) -> int:
+    """Values of an attention head, from a text config (`text_config`)."""
     return text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
 
 

@@ -59,7 +59,6 @@ class WindowDetokenizer(Detokenizer):
         self._decode = decode
         self._tokens: list[int] = []
         self._shown = self._start = 0
-        self._text_begun = False
 
     def add(self, token: int) -> str:
         self._tokens.append(token)

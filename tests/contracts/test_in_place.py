@@ -5,8 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from labkit.caches import Contiguous, Rotating
-from labkit.kernels import in_place
+from labkit.caches import Contiguous, Paged, Pages, Rotating
+from labkit.caches.layout import keys_and_values
+from labkit.caches.tail import TAIL
 
 TOKENS = 4096
 
@@ -38,6 +39,28 @@ def test_a_decode_step_copies_no_buffer(make, batch, face):
     assert mx.get_peak_memory() - before < cache.nbytes / 20
 
 
-def test_the_rule_is_written_where_kernels_read_it():
-    assert in_place.Segments
-    assert "in-place rule" in in_place.__doc__
+def test_beside_a_tail_a_step_leaves_the_buffers_alone():
+    """Where no kernel writes in place: the buffers are made anew once in a tail's tokens, however long they are."""
+    layout, start, steps = keys_and_values("contiguous", *[mx.zeros((1, 2, 1, 8))] * 2), 1000, 2 * TAIL + 5
+    cache = Contiguous(layout)
+    cache.append(*[mx.zeros((1, 2, start, 8))] * 2)
+    cache.reserve(start + steps)
+    buffers = set()
+    for step in range(steps):
+        keys, _, tail = cache.open_tail(1)
+        buffers.add((id(keys), tail.settled))
+        column = mx.arange(TAIL)[:, None] == cache.size() - tail.settled
+        cache.take_tail(*(mx.where(column, step, part) for part in (tail.keys, tail.values)), 1)
+    assert {settled for _, settled in buffers} == {start, start + TAIL, start + 2 * TAIL}
+    assert len(buffers) == 3
+    assert cache.keys_and_values()[0][0, 0, start:, 0].tolist() == list(range(steps))
+
+
+def test_pages_are_written_once_in_a_tail(monkeypatch):
+    pages, writes = Pages(100, 16, tail_tokens=64), []
+    write = Pages.write
+    monkeypatch.setattr(Pages, "write", lambda self, *what: (writes.append(len(what[0])), write(self, *what)))
+    row = Paged(pages)
+    for _ in range(640):
+        row.append(*[mx.zeros((1, 2, 1, 8))] * 2)
+    assert writes == [4] * 9  # the tenth tail is full, and moves when the next token comes
