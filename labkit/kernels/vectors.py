@@ -55,6 +55,15 @@ class Emitter:
         place = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))
         place.align = _alignment(value.type)
 
+    def prefetch(self, address: ir.Value) -> None:
+        """Ask for the cache line of an address that will be read soon; any address will do."""
+        place, word = BYTE.as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place, word, word, word])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0i8")
+        read, keep, data = 0, 3, 1
+        hints = [ir.Constant(word, hint) for hint in (read, keep, data)]
+        self.builder.call(function, [self.builder.inttoptr(address, place), *hints])
+
     def spread(self, number: ir.Value) -> ir.Value:
         """One float in all lanes."""
         undefined = ir.Constant(FLOATS, ir.Undefined)

@@ -27,40 +27,41 @@ from labkit.kernels.vectors import pointer
 FOUR, EIGHT = FORMS.index(Form(4, 4)), FORMS.index(Form(8, 4))
 
 
+TOGETHER = 128
+"""Outputs whose weights stay in the second-level cache while all rows meet them."""
+
+
 @entry
 def packed_rows(w, w_row, scales, biases, factors, x, sums, rows, bits, k, group, count, y, y_row):
     """`count` outputs of some rows; arguments as for `packed_tile`."""
     groups = k // group
-    m = 0
-    while m < rows:
-        wide = 2 if rows - m >= 2 else 1
-        at, s = x + 4 * m * k, sums + 4 * m * groups
-        n = 0
-        while n < count:
-            skip = 4 * n * factors
-            to, ws, ss, bs = y + 4 * (m * y_row + n), w + n * w_row, scales + skip, biases + skip
-            step = 4 if wide == 1 else 2
-            if n + step > count:
-                step = 1
-            if bits == 4:
-                if wide == 2 and step == 2:
-                    packed_tile(2, 2, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-                elif wide == 2:
-                    packed_tile(2, 1, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-                elif step == 4:
-                    packed_tile(1, 4, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-                else:
-                    packed_tile(1, 1, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-            elif wide == 2 and step == 2:
-                packed_tile(2, 2, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-            elif wide == 2:
-                packed_tile(2, 1, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-            elif step == 4:
-                packed_tile(1, 4, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-            else:
-                packed_tile(1, 1, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-            n += step
-        m += wide
+    for begin in range(0, count, TOGETHER):
+        last = begin + TOGETHER if begin + TOGETHER < count else count
+        m = 0
+        while m < rows:
+            # Four chains of additions side by side, for two halves of a byte, hide the latency of each.
+            tall = 2 if rows - m >= 2 else 1
+            n = begin
+            while n < last:
+                wide = 4 // tall if n + 4 // tall <= last else 1
+                skip = 4 * n * factors
+                ws, ss, bs = w + n * w_row, scales + skip, biases + skip
+                for i in range(m, m + tall, tall if wide * tall == 4 else 1):
+                    at, s, to = x + 4 * i * k, sums + 4 * i * groups, y + 4 * (i * y_row + n)
+                    if wide * tall < 4 and bits == 4:
+                        packed_tile(1, 1, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                    elif wide * tall < 4:
+                        packed_tile(1, 1, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                    elif tall == 2 and bits == 4:
+                        packed_tile(2, 2, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                    elif tall == 2:
+                        packed_tile(2, 2, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                    elif bits == 4:
+                        packed_tile(1, 4, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                    else:
+                        packed_tile(1, 4, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                n += wide
+            m += tall
 
 
 @loop

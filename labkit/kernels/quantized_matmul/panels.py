@@ -45,11 +45,6 @@ class Form:
         """Bytes of one k."""
         return WIDTH * self.bits // 8
 
-    @property
-    def unroll(self) -> int:
-        """Values of k in one turn of the loop: groups are multiples of 32, other matrices of nothing."""
-        return 2 if self.factor else 1
-
 
 FORMS = (Form(4, 2), Form(4, 4), Form(8, 2), Form(8, 4), Form(16, 0), Form(32, 0))
 

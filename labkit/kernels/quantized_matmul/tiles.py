@@ -15,6 +15,9 @@ from labkit.kernels.vectors import FLOAT, FLOATS, LANES, Emitter
 
 _HALVES = WIDTH // LANES
 
+AHEAD = 4
+"""Rows up to which a tile asks for the weights of the next one: more use each weight too often to wait for it."""
+
 
 @intrinsic(prefer_literal=True)
 def tile(context, rows, panels, form, x, sums, weights, panel, groups, group, y, y_row):
@@ -44,8 +47,12 @@ class _Tile(Emitter):
         self.form = form
         self.places = [(m, p, h) for m in range(rows) for p in range(panels) for h in range(_HALVES)]
         self.rows, self.columns = range(rows), [(p, h) for p in range(panels) for h in range(_HALVES)]
+        # Groups are multiples of 32 weights. Half a cache line of 4-bit weights in a turn is one request ahead for it.
+        self.unroll = (4 if rows == 1 else 2) if form.factor else 1
 
     def write(self, x, sums, weights, panel, groups, group, y, y_row) -> None:
+        # Panels are too short for the processor to see where they lead: the next tile's are asked for by place.
+        self.ahead = self.builder.mul(panel, self.long(len(self.columns) // _HALVES))
         total = {place: self.register(self.zero()) for place in self.places}
         panels = {p: self.at(weights, (p, panel)) for p, _ in self.columns}
         row = 4 * len(self.rows)
@@ -71,12 +78,14 @@ class _Tile(Emitter):
 
     def _sums(self, into, weights, x, count) -> None:
         """into += x times weights, over `count` rows of panels."""
-        unroll = self.form.unroll
-        with self.loop(self.builder.udiv(count, self.long(unroll))) as turn:
-            for step in range(unroll):
-                k = self.builder.add(self.builder.mul(turn, self.long(unroll)), self.long(step))
+        with self.loop(self.builder.udiv(count, self.long(self.unroll))) as turn:
+            for step in range(self.unroll):
+                k = self.builder.add(self.builder.mul(turn, self.long(self.unroll)), self.long(step))
                 for p, start in weights.items():
-                    values = self._weights(self.at(start, (k, self.form.row)))
+                    place = self.at(start, (k, self.form.row))
+                    if step == 0 and len(self.rows) <= AHEAD:
+                        self.prefetch(self.at(place, (self.ahead, 1)))
+                    values = self._weights(place)
                     for m in self.rows:
                         # Here and not before the panels: a sixth row leaves no register to keep it in.
                         spread = self.spread(self.load(self.at(x, (k, 4 * len(self.rows)), (m, 4)), FLOAT))
@@ -140,6 +149,7 @@ def _packed(e: Emitter, m, n, bits, weights, row, scales, biases, factors, x, su
                 for part in range(parts)
             }
             for j, start in enumerate(starts):
+                e.prefetch(e.at(start, (at, 1), (row, n)))  # of the next tile, as in `_Tile`
                 codes = e.bytes_as_words(e.at(start, (at, 1)))
                 split = [codes] if parts == 1 else [b.and_(codes, e.words(15)), b.lshr(codes, e.words(4))]
                 for part, words in enumerate(split):
