@@ -18,7 +18,7 @@ SANITIZE = Path(__file__).with_name("sanitize.cfg")
 
 # Seconds of processors, not of a clock: a loaded machine changes them little. Several times what the slowest notebook
 # takes with its imports, and room for compiling what a fresh machine has not compiled yet.
-MOST_CPU_SECONDS = 120
+MOST_CPU_SECONDS = 240
 
 by_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 
