@@ -30,6 +30,7 @@ from labkit.kernels.signature import Launch, threadgroup_size
 from labkit.kernels.targets import cuda, use_target
 from labkit.measure.end_to_end.filled import Filled
 from labkit.measure.end_to_end.subject import open_subject
+from labkit.models.hybrid import Variants
 from labkit.models.rows import Rows
 from recipes.measured.kernels import conditions
 
@@ -57,13 +58,22 @@ def recorded(found: Launches, where: str) -> Iterator[None]:
 
 
 def launches_of_a_model() -> Launches:
-    """Of one decode step, four rows to verify, and one chunk of a prompt, of the first layers of the full shape."""
+    """Of one decode step, four rows to verify, and one chunk of a prompt, of the first layers of the full shape; and of
+    a decode step whose layers are one launch each."""
     found: Launches = []
-    model = open_subject(SHAPE, graph="specialised", layers=LAYERS, dtype=mx.bfloat16).model
+    subject = open_subject(SHAPE, graph="specialised", layers=LAYERS, dtype=mx.bfloat16)
+    model = subject.model
     for where, length in (("decode", 1), ("verify 4", 4), ("prefill", CHUNK)):
         with recorded(found, where):
             caches = Filled(model.layouts, CONTEXT, None).into(model.make_caches())
             model(mx.zeros((1, length), mx.int32), caches, Rows.single(CONTEXT))
+    persistent = subject.with_variants(Variants(persistent="layers"))
+    with (
+        mock.patch("labkit.kernels.persistent.multiprocessors", return_value=MULTIPROCESSORS),
+        recorded(found, "decode, a launch a layer"),
+    ):
+        caches = Filled(persistent.layouts, CONTEXT, None).into(persistent.make_caches())
+        persistent(mx.zeros((1, 1), mx.int32), caches, Rows.single(CONTEXT))
     return found
 
 

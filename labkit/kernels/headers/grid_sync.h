@@ -11,7 +11,10 @@ METAL_FUNC void grid_sync(device uint* arrived, uint wanted, uint thread_) {
   if (thread_ == 0) {
     __threadfence();
     atomicAdd(arrived, 1u);
-    while (*static_cast<volatile uint*>(arrived) < wanted) {}
+    // Some ten seconds: an error, where a grid that does not fit would hang the GPU for good.
+    for (uint tries = 0; *static_cast<volatile uint*>(arrived) < wanted; tries++) {
+      if (tries == 1u << 24) __trap();
+    }
     __threadfence();
   }
   __syncthreads();
