@@ -11,7 +11,10 @@ die() { say "$*"; exit 1; }
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 python=""
-for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.14 python; do
+if [ -n "${PYTHON:-}" ] && ! new_enough "$PYTHON"; then
+    die "PYTHON names '$PYTHON', which is no Python 3.11 or newer: name another, or leave it out"
+fi
+for candidate in "${PYTHON:-python3}" python3 python3.13 python3.12 python3.11 python3.14 python; do
     if new_enough "$candidate"; then python=$candidate; break; fi
 done
 if [ -z "$python" ]; then
@@ -36,7 +39,7 @@ else
 fi
 
 if [ ! -x .venv/bin/python ]; then
-    say "making .venv with $($python -V 2>&1)"
+    say "making .venv with $("$python" -V 2>&1)"
     rm -rf .venv
     "$python" -m venv .venv >/dev/null || die "'$python -m venv' failed: install your system's venv package (Debian: apt-get install python3-venv)"
 fi

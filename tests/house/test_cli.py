@@ -94,6 +94,8 @@ def test_cache_commands_work_before_anything_was_cached(cli, tmp_path, monkeypat
 
 @pytest.mark.parametrize("stdout", ["full", "closed", "a narrow locale", "a cache that is a file"])
 def test_what_the_system_refuses_is_one_line_and_no_traceback(tmp_path, stdout):
+    if stdout == "full" and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
     (tmp_path / "file").touch()
     redirect = {"full": ">/dev/full", "closed": ">&-"}.get(stdout, "")
     command = "kernels list" if stdout != "a cache that is a file" else "generate smollm2-135m x"

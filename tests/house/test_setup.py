@@ -88,6 +88,21 @@ def test_a_newer_python_beside_an_old_one_is_taken(machine):
     assert machine().returncode == 0
 
 
+def test_a_named_python_may_lie_in_a_folder_with_spaces(machine):
+    place_python(machine)
+    (machine.tools / "a folder").mkdir()
+    named = (machine.tools / "python3").rename(machine.tools / "a folder" / "python3")
+    assert machine(PYTHON=str(named)).returncode == 0
+
+
+def test_a_named_python_that_is_none_is_not_passed_over_for_another(machine):
+    place_python(machine)
+    found = machine(PYTHON="/no/such/python3")
+    assert found.returncode == 1
+    assert "PYTHON names '/no/such/python3'" in found.stderr
+    assert not (machine.clone / ".venv").exists()
+
+
 def test_no_network_says_so(machine):
     place_python(machine, pip=1)
     found = machine()

@@ -128,7 +128,9 @@ def build_library(translation_unit: str, build: Build, cache: ArtefactCache) -> 
     instrument = ["-g1", *(["-fsanitize=thread"] if build.check else [])]
 
     def build_runtime(folder: Path) -> None:
-        switch = ["-DLK_UCONTEXT"] if build.portable_switch else []
+        # A Mac's headers hide ucontext from whoever does not ask for it, and then all but POSIX.
+        asked = ["-D_XOPEN_SOURCE=700", "-D_DARWIN_C_SOURCE"] if sys.platform == "darwin" else []
+        switch = ["-DLK_UCONTEXT", *asked] if build.portable_switch else []
         run_compiler([*command, *switch, "-c", str(CPP / "runtime" / "runtime.cpp"), "-o", str(folder / "runtime.o")])
 
     def build_vocabulary(folder: Path) -> None:
