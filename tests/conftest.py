@@ -17,12 +17,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # `make test` draws the same cases each time, so that a red run says something of the change in it; `make test-nightly`
 # draws new ones (and whoever sets HYPOTHESIS_PROFILE=new), and what it finds becomes a test with its case written out.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("new", derandomize=False, print_blob=True)
+# No case fails for its time: on a busy machine any takes long.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", patient, derandomize=True)
+settings.register_profile("new", patient, derandomize=False, print_blob=True)
 LONGEST = [
     *("kernels/test_gates.py", "notebooks/test_committed.py", "engine/test_invariance.py", "report/test_book.py"),
     *("engine/test_paged_engine.py", "engine/prefix/test_engine.py", "parity/test_replay_hybrid.py"),
