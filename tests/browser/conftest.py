@@ -15,6 +15,7 @@ from labkit.doctor import find_browser
 REQUIRED = "LABKIT_REQUIRE_BROWSER"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 QUIET += ["--disable-component-update", "--disable-sync"]
+QUIET += ["--disable-dev-shm-usage"]  # a container's is too small for a large page
 PATIENCE = 200_000  # milliseconds until a wait is given up: what is waited for comes, on a busy machine late
 
 

@@ -1,6 +1,7 @@
 """Rules of the tree as a whole: size, paths, workflows."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,8 @@ CLONE = Path(__file__).resolve().parents[2]
 
 
 def _tracked() -> list[Path]:
+    if not shutil.which("git"):
+        return []
     found = subprocess.run(["git", "ls-files", "-z"], cwd=CLONE, capture_output=True, text=True)
     return [CLONE / name for name in found.stdout.split("\0") if name]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ def test_it_is_plain_data_that_says_enough() -> None:
     assert str(Path.home()) not in json.dumps(found)
 
 
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 def test_commit_and_changes_of_a_clone(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]

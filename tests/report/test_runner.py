@@ -22,11 +22,11 @@ from labkit.report.parameters import ParameterError
 
 
 def family() -> set[int]:
-    """Every process below this one."""
+    """Every process below this one, but the browser's: they come and go as they like."""
     found = set()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended since it was listed
-            if child.status() != psutil.STATUS_ZOMBIE:
+            if child.status() != psutil.STATUS_ZOMBIE and "chrom" not in child.name():
                 found.add(child.pid)
     return found
 
