@@ -7,6 +7,7 @@
 | `plan.py`, `variants.py` | how a forward computes, and the switches of ablations |
 | `delta_layer.py`, `attention_layer.py`, `experts.py`, `mlp.py` | the layers |
 | `decode.py`, `persistent.py` | a decode step as one function of arrays, and its layers as one launch each |
+| `graph.py` | the layers over the weights, without caches |
 | `hybrid.py` | the forward |
 """
 
