@@ -1,7 +1,13 @@
 """Reports: notebooks executed and tested, their results as data, one look for plots, and the book made of them.
 
+commands.py    `labkit report`, `notebooks`, `book` (`schedule` in schedule_command.py)
 style.py       one matplotlib look; SVG whose bytes repeat
 frames.py      a slider over prepared pictures that works in a static page, without a library or a network
+axes.py        axes and marks of a small SVG plot: the part of a picture that a slider keeps still
+diagram.py     a model and ways through a machine, drawn
+tables.py      plain tables inside a notebook, as Markdown
+ablation.py    one table for mechanisms taken away
+checks.py      a check shown to fail where it must
 kernel_pictures.py  lanes on memory lines, counted traffic, columns cut into parts
 paged_pictures.py  a pool as a field of blocks, tables, waste over time
 pressure_pictures.py  who was where under memory pressure, and the bytes below the ceiling
@@ -14,6 +20,7 @@ records.py     results as data inside a notebook's outputs
 parameters.py  a notebook's own parameters, and the check of what is given
 runner.py      notebooks through papermill, one process each (worker.py is that process)
 kernel_client.py  the client between a worker and its kernel, whose waits all end
+ahead.py       the native graph compiled beside the notebooks that load no model
 executed.py    what is done to a notebook after its execution
 provenance.py  commit, versions, device; removal of machine paths
 summary.py     all records in one table

@@ -7,6 +7,7 @@ memory.py    what is alive at once while it runs
 waterfall.py from the floor to the measured step
 cuda_graph.py  the same counts of graphs that MLX's CUDA back end recorded
 pictures.py  the graph drawn stage by stage
+commands.py  `labkit trace decode | cuda-graph`
 """
 
 from labkit.measure.trace.capture import capture
