@@ -32,7 +32,7 @@ def called(monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("switch", "used"), [("experts", ["sparse_half"] * 2), ("layers", ["linear_layer", "full_layer"]), ("off", [])]
+    ("switch", "used"), [("experts", ["sparse_half"] * 2), ("layers", ["linear_layer", "full_layer"])]
 )
 def test_a_step_is_the_plain_forms(switch, used, called):
     """By the oracles, bit for bit: a prompt goes the plain way, then each step the switch's."""
