@@ -13,6 +13,7 @@ from labkit.console import JsonOption, fail, show, stderr, table
 from labkit.kernels.bench import bench_kernel
 from labkit.kernels.check import check_kernel
 from labkit.kernels.registry import Entry, dtype_name, find_entries
+from labkit.kernels.simulator import CompileError, CompilerMissing
 from labkit.kernels.targets import TARGETS, default_target, targets_for
 from labkit.kernels.traffic import over_budget, store_budgets, trace
 
@@ -84,10 +85,13 @@ def trace_kernels(
         picture.mkdir(parents=True, exist_ok=True)
     for entry in _entries(names):
         stderr.print(f"tracing {entry.name}", highlight=False)
-        if store:
-            store_budgets(entry)
         chosen = _dtype(entry, dtype)
-        traffic = trace(entry, chosen)
+        try:
+            if store:
+                store_budgets(entry)
+            traffic = trace(entry, chosen)
+        except (CompilerMissing, CompileError) as error:
+            fail(str(error))
         counts, budget = traffic.summary(), entry.budget(chosen)
         records.append(
             {

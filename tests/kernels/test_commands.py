@@ -121,6 +121,16 @@ def test_bench_measures_both_sides():
     assert measured["baseline_seconds"] > 0
 
 
+@pytest.mark.parametrize("compiler", ["/no/such/c++", "false", "c++ 'of one quote"])
+def test_a_compiler_that_is_none_is_a_line_that_says_so(compiler, monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_CXX", compiler)
+    monkeypatch.setenv("LABKIT_CACHE_DIR", str(tmp_path))
+    result, record = invoke("trace", "argmax_rows", "--json")
+    assert result.exit_code == 1
+    assert compiler.split()[0] in record["error"]["message"]
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".o", ".so")]
+
+
 def test_unknown_names_are_refused():
     result, _ = invoke("check", "no_such_kernel")
     assert result.exit_code == 2

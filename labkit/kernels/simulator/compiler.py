@@ -66,7 +66,10 @@ def find_compiler() -> tuple[str, ...]:
         CompilerMissing: there is none; the message says how to get one.
     """
     if named := os.environ.get(COMPILER_VARIABLE):
-        return tuple(shlex.split(named))
+        try:
+            return tuple(shlex.split(named))
+        except ValueError as error:
+            raise CompilerMissing(f"{COMPILER_VARIABLE} is {named!r}, which is no command: {error}") from error
     for name in ("g++", "clang++", "c++"):
         if path := shutil.which(name):
             return (path,)
@@ -86,7 +89,8 @@ def run_compiler(command: list[str]) -> str:
     except FileNotFoundError as error:
         raise CompilerMissing(f"the C++ compiler {command[0]!r} does not exist: check {COMPILER_VARIABLE}") from error
     if done.returncode:
-        raise CompileError(done.stderr[:8000].strip() or f"{command[0]} ended with {done.returncode} and said nothing")
+        said_nothing = f"{command[0]} ended with {done.returncode} and said nothing: is it a C++20 compiler?"
+        raise CompileError(done.stderr[:8000].strip() or said_nothing)
     return done.stderr
 
 
