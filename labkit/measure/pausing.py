@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from labkit.caches.host import shares_memory
 from labkit.engine import Engine, MemoryGuard, Policy
 from labkit.engine.memory import FakeMeter
 from labkit.engine.prefix import PrefixStore
@@ -31,8 +31,9 @@ class PauseCost:
         tokens: in its caches.
         bytes: that must go each way.
         pause_seconds, resume_seconds: of the engine, from the boundary on.
-        out_seconds, in_seconds: the same bytes and nothing else: copied out of the arrays, written, flushed with their
-            name; read, copied into arrays. On the same disk, in turns with the engine's.
+        out_seconds, in_seconds: the same bytes and nothing else: written and flushed with their name, their memory
+            given back; read into new arrays. Without a copy in between where the host shares the arrays' memory, and
+            without checksums; on the same disk, in turns with the engine's.
         ratio: both of the engine over both of the bytes, median of the rounds.
         pause_processor, resume_processor, out_processor, in_processor: the same in seconds of processor time of all
             threads, which a busy machine changes less.
@@ -152,39 +153,55 @@ def _until(engine: Engine, kind: str) -> None:
 
 def _moved(caches: Sequence[Any], path: Path) -> tuple[int, float, float, float, float]:
     """Bytes of caches, and what it takes (`timed`) to move them and nothing else: out, then in."""
-    arrays = [array for cache in caches for array in cache._pack()[0].values()]
+    # Copies of their own, which the row's caches do not share.
+    arrays = [array + mx.zeros_like(array) for cache in caches for array in cache._pack()[0].values()]
     mx.eval(arrays)
-    back: list[mx.array] = []
+    like = [(array.shape, array.dtype) for array in arrays]
+    size, back = sum(array.nbytes for array in arrays), []
     out = timed(lambda: _out(arrays, path))
-    into = timed(lambda: back.extend(_in(arrays, path)))
+    into = timed(lambda: back.extend(_in(like, path)))
     path.unlink()
-    return sum(array.nbytes for array in arrays), *out, *into
+    return size, *out, *into
 
 
-def _out(arrays: Sequence[mx.array], path: Path) -> None:
-    """Arrays to a file that is on the disk, as is its name."""
-    system = FileSystem()
+def _out(arrays: list[mx.array], path: Path) -> None:
+    """Arrays to a file that is on the disk, as is its name, written from where they lie, if the host reads it; then
+    their memory is given back, for which they went."""
+    system, at = FileSystem(), 0
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with contextlib.closing(os.fdopen(descriptor, "wb", closefd=True)):
-        at = 0
+    try:
         for array in arrays:
-            # A view of the bytes: numpy has no bfloat16.
-            data = memoryview(np.array(array.view(mx.uint8) if array.ndim else array)).cast("B")
+            data = memoryview(_bytes(array)).cast("B")
             system.write(descriptor, data, at)
             at += len(data)
+            del array, data
         system.sync(descriptor)
+    finally:
+        os.close(descriptor)
     system.sync_folder(path.parent)
+    arrays.clear()
 
 
-def _in(arrays: Sequence[mx.array], path: Path) -> list[mx.array]:
-    """What `_out` wrote, as arrays like these."""
-    with FileSystem().reading(path) as (size, fill):
-        data = pages(size)
-        fill(data, 0)
+def _in(like: Sequence[tuple[tuple[int, ...], mx.Dtype]], path: Path) -> list[mx.array]:
+    """What `_out` wrote, as arrays of these shapes; read to where they are to lie, if the host writes it."""
     back, at = [], 0
-    for array in arrays:
-        raw = mx.array(np.frombuffer(data, np.uint8, array.nbytes, at))
-        back.append(raw.view(array.dtype).reshape(array.shape))
-        at += array.nbytes
+    with FileSystem().reading(path) as (_, fill):
+        for shape, dtype in like:
+            new = mx.zeros(shape, dtype)
+            if shares_memory():
+                mx.eval(new)
+                fill(memoryview(_bytes(new)).cast("B"), at)
+            else:
+                data = pages(new.nbytes)
+                fill(data, at)
+                new = mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
+            back.append(new)
+            at += new.nbytes
     mx.eval(back)
     return back
+
+
+def _bytes(array: mx.array) -> np.ndarray:
+    """An array as whole numbers, since numpy has no bfloat16: its own memory, if the host may touch it."""
+    number = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[array.dtype.size]
+    return np.array(array.view(number), copy=not shares_memory())
