@@ -24,6 +24,7 @@ from labkit.report.executed import without_colours
 BUILD_TIMEOUT = 1800  # seconds that Jupyter Book may take
 SOURCES = Path(labkit.__file__).resolve().parent.parent / "book"
 
+_BUILT = {"html", "sources", "reports", "_build"}  # what a build puts into its folder
 # Modules that are entry points, not an interface.
 _NOT_API = ("commands", "worker", "cli", "__main__")
 
@@ -63,12 +64,14 @@ def build(
         say: called with a line on what is happening.
 
     Raises:
-        BookError: a notebook failed, a source or tool is missing, a warning came up, or a page is missing.
+        BookError: a notebook failed, a source or tool is missing, a warning came up, a page is missing, or `output`
+            holds what no build left there.
     """
     sources = sources or SOURCES
     if not (sources / "_config.yml").is_file():
         raise BookError(f"the book's sources are not in {sources}: build it from a clone, not from an installed wheel")
     output = output.resolve()
+    _refuse_what_is_not_ours(output)
     if reports is None:
         reports = output / "reports"
         outcomes = runner.run(
@@ -81,6 +84,16 @@ def build(
     say(f"building {len(notebooks)} notebooks and the API reference")
     _sphinx(stage, output)
     return _finished(output / "html", stage, notebooks)
+
+
+def _refuse_what_is_not_ours(output: Path) -> None:
+    """A build begins by removing the last one: nobody's `html` and `sources` but its own."""
+    if output.exists() and not output.is_dir():
+        raise BookError(f"{output} is no folder: name one for the site")
+    found = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+    for name in found:
+        if name not in _BUILT and not name.startswith("."):
+            raise BookError(f"{output} holds {name!r}, which is no part of a book: name a folder of its own")
 
 
 def api_pages(packages: Sequence[str] | None = None) -> dict[str, str]:

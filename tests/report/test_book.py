@@ -68,6 +68,17 @@ class TestWhatIsRefused:
         (folder / "summary.json").write_text(json.dumps({"notebooks": [entry]}))
         return folder
 
+    @pytest.mark.parametrize("theirs", ["sources/notes.md", "site"])
+    def test_a_folder_of_something_else_is_left_alone(self, tmp_path: Path, theirs: str) -> None:
+        kept = tmp_path / "project" / theirs
+        kept.parent.mkdir(parents=True)
+        kept.write_text("mine")
+        (tmp_path / "project" / "README.md").write_text("mine too")
+        output = kept if theirs == "site" else tmp_path / "project"
+        with pytest.raises(book.BookError, match=r"no folder|holds 'README.md', which is no part of a book"):
+            book.build(output, reports=self.report(tmp_path))
+        assert kept.read_text() == "mine"
+
     def test_a_failed_notebook_is_named(self, tmp_path: Path) -> None:
         reports = self.report(tmp_path, passed=False, failure="01_x.ipynb, In [3] (1/0): ZeroDivisionError")
         with pytest.raises(book.BookError, match=r"1 of 1 notebooks failed: 01_x.ipynb, In \[3\]"):
