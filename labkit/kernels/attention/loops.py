@@ -35,9 +35,9 @@ def _scores(q, size, k, width, count, out):
 @inner
 def _weigh(weights, size, v, width, count, out):
     """out [size, width] += weights^T v for `count` keys. weights: [count, size]."""
-    whole = count // 4 * 4 if size == 4 else 0
-    for j in range(0, whole, 4):
-        weigh(4, 4, weights + 16 * j, v + 4 * j * width, width, width, out, width)
+    whole = count // 2 * 2 if size == 4 else 0
+    for j in range(0, whole, 2):
+        weigh(4, 2, weights + 16 * j, v + 4 * j * width, width, width, out, width)
     for j in range(whole, count):
         if size == 4:
             weigh(4, 1, weights + 16 * j, v + 4 * j * width, width, width, out, width)

@@ -7,6 +7,9 @@ from numba.extending import intrinsic
 
 from labkit.kernels.vectors import FLOAT, FLOATS, LANES, Emitter
 
+AHEAD = 8
+"""Rows of a cache that are asked for before they are read: one is too short for the processor to see what follows."""
+
 
 @intrinsic(prefer_literal=True)
 def dots(context, rows, keys, query, query_row, key, key_row, width, out, out_row):
@@ -31,8 +34,12 @@ def _dots(e: Emitter, m: int, n: int, query, query_row, key, key_row, width, out
     sums = {place: e.register(e.zero()) for place in places}
     rows = [e.at(query, (row, e.builder.mul(query_row, e.long(4)))) for row in range(m)]
     columns = [e.at(key, (column, e.builder.mul(key_row, e.long(4)))) for column in range(n)]
+    ahead = e.builder.mul(key_row, e.long(4 * AHEAD))
     with e.loop(e.builder.udiv(width, e.long(LANES))) as step:
-        ks = [e.load(e.at(start, (step, 4 * LANES)), FLOATS) for start in columns]
+        read = [e.at(start, (step, 4 * LANES)) for start in columns]
+        for place in read:
+            e.prefetch(e.at(place, (ahead, 1)))
+        ks = [e.load(place, FLOATS) for place in read]
         for row, start in enumerate(rows):
             q = e.load(e.at(start, (step, 4 * LANES)), FLOATS)
             for column, k in enumerate(ks):
@@ -66,11 +73,21 @@ def weigh(context, rows, keys, weights, value, value_row, width, out, out_row):
 def _weigh(e: Emitter, m: int, n: int, weights, value, value_row, width, out, out_row) -> None:
     values = [e.at(value, (key, e.builder.mul(value_row, e.long(4)))) for key in range(n)]
     results = [e.at(out, (row, e.builder.mul(out_row, e.long(4)))) for row in range(m)]
+    ahead = e.builder.mul(value_row, e.long(4 * AHEAD))
+    # Read once: LLVM cannot know that the results do not lie over them.
+    factors = {
+        (row, key): e.spread(e.load(e.at(weights, (key, 4 * m), (row, 4)), FLOAT))
+        for row in range(m)
+        for key in range(n)
+    }
     with e.loop(e.builder.udiv(width, e.long(LANES))) as step:
-        vs = [e.load(e.at(start, (step, 4 * LANES)), FLOATS) for start in values]
+        read = [e.at(start, (step, 4 * LANES)) for start in values]
+        for place in read:
+            e.prefetch(e.at(place, (ahead, 1)))
+        vs = [e.load(place, FLOATS) for place in read]
         for row, start in enumerate(results):
             place = e.at(start, (step, 4 * LANES))
             total = e.load(place, FLOATS)
             for key, v in enumerate(vs):
-                total = e.fma(e.spread(e.load(e.at(weights, (key, 4 * m), (row, 4)), FLOAT)), v, total)
+                total = e.fma(factors[row, key], v, total)
             e.store(total, place)

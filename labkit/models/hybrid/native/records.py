@@ -79,4 +79,4 @@ def address(array: np.ndarray) -> int:
     """Of the first byte of an array whose rows lie behind each other."""
     assert array.flags.c_contiguous, "native code reads row behind row"
     assert array.dtype.kind == "V" or array.dtype.str[1:] in READ, f"native code does not read {array.dtype}"
-    return array.__array_interface__["data"][0]
+    return array.ctypes.data
