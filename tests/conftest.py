@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import pickle
 import random
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here, counts = Path(__file__).parent, Counter(item.path for item in items)
     places = {here / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (places.get(item.path, len(places)), -counts[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made stays for good: the garbage collector, which many tests call, need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 class _FailuresAtOnce:
