@@ -77,10 +77,15 @@ def check_on_cpu(entry: Entry, dtype: mx.Dtype, seed: int, *, plain: bool = True
 
     gates.run("check mode", simulate)
     finished = [(case, launch) for case, launch in launches if case.label in runs and runs[case.label].outputs]
-    gates.run("reference", lambda: _against_reference(entry, dtype, finished, lambda case, _: runs[case.label].outputs))
-    gates.run("schedules", lambda: _schedules(entry, finished, runs))
-    if plain:
-        gates.run("plain build", lambda: _plain_build(entry, finished[:1], runs))
+    if not finished:  # gates over no case would all be passed
+        gates.fail("reference", "schedules", *["plain build"] * plain, why="no case ran to its end")
+    else:
+        gates.run(
+            "reference", lambda: _against_reference(entry, dtype, finished, lambda case, _: runs[case.label].outputs)
+        )
+        gates.run("schedules", lambda: _schedules(entry, finished, runs))
+        if plain:
+            gates.run("plain build", lambda: _plain_build(entry, finished[:1], runs))
     gates.run("traffic budget", lambda: _traffic(entry, dtype, runs))
     return gates.results
 
@@ -131,6 +136,11 @@ class _Gates:
         seconds = time.perf_counter() - begin
         name = dtype_name(self.dtype)
         self.results.append(GateResult(self.entry.name, gate, name, not wrong, detail, seconds))
+
+    def fail(self, *names: str, why: str) -> None:
+        """Gates that could not be tried."""
+        for gate in names:
+            self.run(gate, lambda: iter([why]))
 
 
 def _launches(entry: Entry, dtype: mx.Dtype, seed: int) -> list[tuple[Case, Launch]]:

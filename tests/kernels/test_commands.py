@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.kernels import commands, registry
+from labkit.kernels.artefacts import ArtefactCache
 from labkit.kernels.check import check_on_cpu, compare
 from labkit.kernels.registry import Tolerance, all_entries, find_entries
 from labkit.kernels.traffic import over_budget
@@ -121,14 +123,29 @@ def test_bench_measures_both_sides():
     assert measured["baseline_seconds"] > 0
 
 
+@pytest.fixture
+def nothing_built(monkeypatch, tmp_path):
+    """A simulator that has built nothing yet, and keeps what it builds in a folder of its own."""
+    run = importlib.import_module("labkit.kernels.simulator.run")
+    monkeypatch.setattr(run, "_loaded", {})
+    monkeypatch.setattr(run, "_cache", lambda: ArtefactCache(tmp_path))
+    return tmp_path
+
+
 @pytest.mark.parametrize("compiler", ["/no/such/c++", "false", "c++ 'of one quote"])
-def test_a_compiler_that_is_none_is_a_line_that_says_so(compiler, monkeypatch, tmp_path):
+def test_a_compiler_that_is_none_is_a_line_that_says_so(compiler, monkeypatch, nothing_built):
     monkeypatch.setenv("LABKIT_CXX", compiler)
-    monkeypatch.setenv("LABKIT_CACHE_DIR", str(tmp_path))
     result, record = invoke("trace", "argmax_rows", "--json")
     assert result.exit_code == 1
     assert compiler.split()[0] in record["error"]["message"]
-    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".o", ".so")]
+    assert not [path for path in nothing_built.rglob("*") if path.suffix in (".o", ".so")]
+
+
+def test_no_gate_passes_where_nothing_ran(monkeypatch, nothing_built):
+    monkeypatch.setenv("LABKIT_CXX", "false")
+    failed = gates_of(ENTRY)
+    assert set(failed) == {"check mode", "reference", "schedules", "plain build", "traffic budget"}
+    assert "no case ran" in failed["schedules"]
 
 
 def test_unknown_names_are_refused():
