@@ -44,16 +44,17 @@ struct Grid {
 };
 
 //@provides prefetch
-// Send for `bytes` from `from` on, both multiples of 16, into the GPU's second-level cache, and wait for nothing. By one thread.
-// What the next stage reads is on its way while the threadgroups wait for each other. Nothing where that is not to be had.
+// Send for `bytes` from `from` on into the GPU's second-level cache, in whole sixteens, and wait for nothing. By one thread. What
+// the next stage reads is on its way while the threadgroups wait for each other. Nothing where that is not to be had.
 template <class P> METAL_FUNC void prefetch(P from, uint bytes) {
 #if defined(__CUDACC__)
+  const char* begin = reinterpret_cast<const char*>(from);
+  uint before = static_cast<uint>(reinterpret_cast<size_t>(begin) % 16), whole = (before + bytes) / 16 * 16;
+  begin -= before;
 #if __CUDA_ARCH__ >= 900
-  if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  if (whole > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(whole) : "memory");
 #else
-  for (uint at = 0; at < bytes; at += 128) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(from) + at));
-  }
+  for (uint at = 0; at < whole; at += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(begin + at));
 #endif
 #endif
 }

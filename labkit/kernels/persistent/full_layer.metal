@@ -42,7 +42,8 @@ for (uint task = grid.group; task < M * PACKS * uint(PARTS); task += grid.groups
   uint m = task / (PACKS * PARTS), pack = task / PARTS % PACKS;
   Columns columns = part_of_columns(first[m], min(last[m], settled[0]), int(task % PARTS), PARTS, 0);
   size_t from = ((size_t(m) * HKV + pack / Attend::PACKS) * uint(COLUMNS) + uint(columns.begin)) * HD;
-  uint bytes = columns.end > columns.begin ? uint(columns.end - columns.begin) * HD * uint(sizeof(T)) : 0;
+  // No more than the cache has room for beside everything else, whatever the context.
+  uint bytes = uint(clamp(columns.end - columns.begin, 0, 64)) * HD * uint(sizeof(T));
   if (grid.thread_ == 0) prefetch(keys + from, bytes);
   if (grid.thread_ == 32) prefetch(values + from, bytes);
 }
@@ -60,7 +61,7 @@ grid.sync();
 for (uint task = grid.group; task < M * PACKS * uint(PARTS); task += grid.groups) {
   Attend::run(queries, keys, values, keys_after, values_after, first, last, settled, write, scale, 1, COLUMNS, TAIL, HKV, PARTS, 0,
               task % PARTS, task / PARTS % PACKS, task / (PACKS * PARTS), shares, stats, memory, grid.lane, grid.simdgroup);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  reuse_part();
 }
 Half::send(grid, weights);
 grid.sync();

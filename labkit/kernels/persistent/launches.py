@@ -30,10 +30,11 @@ _DELTA = ["tail", "state", "conv", "a_log", "dt_bias", "head_norm"]
 _HEADS = ["q_norm", "k_norm", "inverse_frequency", "positions", "keys", "values", "tail_keys", "tail_values"]
 _HEADS += ["first", "last", "settled", "write", "scale", "COLUMNS", "PARTS"]
 
-# What a tile needs before the next one takes its memory, by form: lanes write their sums without waiting for anybody.
-_REUSE = {
-    "plain": "METAL_FUNC void reuse() { threadgroup_barrier(mem_flags::mem_threadgroup); }",
-    "tensor": "METAL_FUNC void reuse() {}",
+# What a tile, and a part of attention, need before the next one takes their memory, by form: lanes write a tile's sums
+# without waiting for anybody, and leave a part together.
+_WAITS = {
+    "plain": ("{ threadgroup_barrier(mem_flags::mem_threadgroup); }", "{}"),
+    "tensor": ("{}", "{ threadgroup_barrier(mem_flags::mem_threadgroup); }"),
 }
 _EXPERTS = (
     ("GateUp", "1, BITS, GROUP, D, I, true, 1, 2", "GATE_UNROLL"),
@@ -56,8 +57,9 @@ def _kernels(name: str, inputs: list[str], products: tuple, oracle, attends: boo
         lines = [f"using {n} = {start}, {sizes}, SIMDS{end.format(unroll)}>;" for n, sizes, unroll in products]
         lines += [_ATTEND[form]] if attends else []
         source = "\n".join([*lines, (_FOLDER / f"{name}.metal").read_text()])
-        reuse = Header.parse(f"#define LABKIT_COHERENT 1\n//@provides reuse\n{_REUSE[form]}")
-        header = reuse.followed_by(_TEXTS)
+        names = zip(("reuse", "reuse_part"), _WAITS[form], strict=True)
+        waits = "\n".join(f"//@provides {name}\nMETAL_FUNC void {name}() {body}" for name, body in names)
+        header = Header.parse(f"#define LABKIT_COHERENT 1\n{waits}").followed_by(_TEXTS)
         made[form] = Kernel(f"{name}_{form}", inputs, ["words"], source, header=header, reference=oracle, resident=True)
     return made
 

@@ -67,6 +67,20 @@ struct SparseHalf {
     }
   }
 
+  // Send for gate's and up's rows of task number `task`, or for down's of all experts of a token.
+  static METAL_FUNC void send_inner(thread const Grid& grid, SparseWeights<T, S, R> weights, threadgroup const int* expert, uint task) {
+    for (int p = 0; p < 2 && task < CHOICES * INNER_TILES; p++) {
+      weights.parts[p].first = task % INNER_TILES * 16;
+      prefetch_rows<BITS, GROUP, D, I>(weights.parts[p], expert[task / INNER_TILES], grid.thread_);
+    }
+  }
+  static METAL_FUNC void send_down(thread const Grid& grid, SparseWeights<T, S, R> weights, threadgroup const int* expert, uint task) {
+    weights.down.first = task % TILES * 16;
+    for (uint slot = 0; slot < SLOTS && task < M * TILES; slot++) {
+      prefetch_rows<DOWN_BITS, DOWN_GROUP, I, D>(weights.down, expert[task / TILES * SLOTS + slot], grid.thread_);
+    }
+  }
+
   // All threads call. `memory` holds MEMORY floats, aligned to 16 bytes, `partial` 32, `expert` CHOICES and `factor` one more.
   static METAL_FUNC void run(thread Grid& grid, SparseWeights<T, S, R> weights, const device T* update, const device T* stream, float eps,
                              device T* hidden, device T* normed, device float* logits, device T* inner, device T* y,
@@ -92,19 +106,10 @@ struct SparseHalf {
     if (grid.thread_ == 0) factor[CHOICES] = 1.0f;
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
+    send_inner(grid, weights, expert, grid.group);
+    send_down(grid, weights, expert, grid.group);
     for (uint task = grid.group; task < CHOICES * INNER_TILES; task += grid.groups) {
-      for (int p = 0; p < 2; p++) {
-        weights.parts[p].first = task % INNER_TILES * 16;
-        prefetch_rows<BITS, GROUP, D, I>(weights.parts[p], expert[task / INNER_TILES], grid.thread_);
-      }
-    }
-    for (uint task = grid.group; task < M * TILES; task += grid.groups) {
-      weights.down.first = task % TILES * 16;
-      for (uint slot = 0; slot < SLOTS; slot++) {
-        prefetch_rows<DOWN_BITS, DOWN_GROUP, I, D>(weights.down, expert[task / TILES * SLOTS + slot], grid.thread_);
-      }
-    }
-    for (uint task = grid.group; task < CHOICES * INNER_TILES; task += grid.groups) {
+      send_inner(grid, weights, expert, task + grid.groups);
       uint assignment = task / INNER_TILES;
       for (int p = 0; p < 2; p++) weights.parts[p].first = task % INNER_TILES * 16;
       gate_up_tile<GateUp, I>(weights.parts, normed + assignment / SLOTS * D, expert + assignment, factor + CHOICES,
@@ -115,6 +120,7 @@ struct SparseHalf {
 
     for (uint task = grid.group; task < M * TILES; task += grid.groups) {
       uint m = task / TILES, first = task % TILES * 16, column = first + grid.thread_;
+      send_down(grid, weights, expert, task + grid.groups);
       weights.down.first = first;
       Down::run(&weights.down, inner + m * SLOTS * I, I, expert + m * SLOTS, factor + m * SLOTS, memory, grid.lane, grid.simdgroup);
       threadgroup_barrier(mem_flags::mem_threadgroup);

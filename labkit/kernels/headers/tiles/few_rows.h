@@ -404,6 +404,6 @@ METAL_FUNC void prefetch_rows(thread const WeightRows<S>& tile, size_t matrix, u
   uint rows = min(16u, uint(N) - tile.first);
   size_t row = matrix * N + tile.first;
   if (thread_ == 0) prefetch(tile.w + row * (uint(K) * BITS / 32), rows * (uint(K) * BITS / 8));
-  if (thread_ == 32) prefetch(tile.scales + row * (K / GROUP), rows * (K / GROUP) * uint(sizeof(S)) / 16 * 16);
-  if (thread_ == 64) prefetch(tile.biases + row * (K / GROUP), rows * (K / GROUP) * uint(sizeof(S)) / 16 * 16);
+  if (thread_ == 32) prefetch(tile.scales + row * (K / GROUP), rows * (K / GROUP) * uint(sizeof(S)));
+  if (thread_ == 64) prefetch(tile.biases + row * (K / GROUP), rows * (K / GROUP) * uint(sizeof(S)));
 }
