@@ -97,9 +97,12 @@ def test_what_the_system_refuses_is_one_line_and_no_traceback(tmp_path, stdout):
     if stdout == "full" and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     (tmp_path / "file").touch()
+    (tmp_path / "cache" / "modèles").mkdir(parents=True)
     redirect = {"full": ">/dev/full", "closed": ">&-"}.get(stdout, "")
-    command = "kernels list" if stdout != "a cache that is a file" else "generate smollm2-135m x"
-    settings = {"PYTHONIOENCODING": "ascii", "LABKIT_CACHE_DIR": str(tmp_path / "file")}
+    command, cache = "cache list", "cache"
+    if stdout == "a cache that is a file":
+        command, cache = "generate smollm2-135m x", "file"
+    settings = {"PYTHONIOENCODING": "ascii", "LABKIT_CACHE_DIR": str(tmp_path / cache)}
     found = subprocess.run(
         f"'{sys.executable}' -m labkit.cli {command} {redirect}",
         shell=True,
