@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
+
 from labkit.engine.events import Event
 
 if TYPE_CHECKING:
@@ -102,16 +104,21 @@ def _notify(wake: threading.Condition) -> None:
 
 
 def _work(worker: Worker) -> None:
-    while (jobs := worker._next_jobs()) is not None:
-        if (engine := worker._engine()) is None:
-            return
-        while jobs:
-            _do(engine, *jobs.pop(0))
-        try:
-            engine.step()
-        except BaseException as error:  # whoever waits for an event must get one, whatever happened
-            engine.fail_all(error)
-        del engine
+    try:
+        while (jobs := worker._next_jobs()) is not None:
+            if (engine := worker._engine()) is None:
+                return
+            while jobs:
+                _do(engine, *jobs.pop(0))
+            try:
+                engine.step()
+            except BaseException as error:  # whoever waits for an event must get one, whatever happened
+                engine.fail_all(error)
+            del engine
+    finally:
+        # MLX makes streams for each thread. Those that a thread leaves behind may abort the program at its end
+        # ("terminate called without an active exception").
+        mx.clear_streams()
 
 
 def _do(engine: Engine, job: Callable[[Engine], Any], future: Future) -> None:
