@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -184,7 +185,8 @@ def _cuda_compiler() -> Finding:
 def _browser() -> Finding:
     if found := find_browser():
         return Finding("browser", "ok", found)
-    remedy = "install Chromium (`apt-get install chromium`), or name one in LABKIT_BROWSER: browser tests use it"
+    how = "`brew install --cask google-chrome`" if sys.platform == "darwin" else "`apt-get install chromium`"
+    remedy = f"install Chrome or Chromium ({how}), or name one in LABKIT_BROWSER: browser tests use it"
     return Finding("browser", "missing", "no Chromium", remedy)
 
 
