@@ -17,10 +17,12 @@ from labkit.engine import Engine, MemoryGuard, Policy
 from labkit.engine.memory import FakeMeter
 from labkit.engine.prefix import PrefixStore
 from labkit.engine.prefix.filesystem import FileSystem, pages
+from labkit.measure.paired import median_interval
 from labkit.measure.parking import request
 from labkit.models import LoadedModel
 
 HUGE = 1 << 50
+FIELDS = ("out", "out processor", "in", "in processor")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class PauseCost:
             given back; read into new arrays. Without a copy in between where the host shares the arrays' memory, and
             without checksums; on the same disk, in turns with the engine's.
         ratio: both of the engine over both of the bytes, median of the rounds.
+        ratio_low, ratio_high: an interval for it from the order of the rounds alone (`paired.median_interval`).
         pause_processor, resume_processor, out_processor, in_processor: the same in seconds of processor time of all
             threads, which a busy machine changes less.
         processor_ratio: as `ratio`, of these.
@@ -47,6 +50,8 @@ class PauseCost:
     out_seconds: float
     in_seconds: float
     ratio: float
+    ratio_low: float
+    ratio_high: float
     pause_processor: float
     resume_processor: float
     out_processor: float
@@ -85,26 +90,28 @@ def pause_cost(loaded: LoadedModel, folder: Path, tokens: int, *, width: int, ro
             moved = _moved(engine._executor.lanes.batches()[0].caches, folder / "floor")
             sizes.append(moved[0])
             floor.append(moved[1:])
-        seconds, processor = (
-            float(np.median([(a[k] + a[k + 2]) / (b[k] + b[k + 2]) for a, b in zip(ours, floor, strict=True)]))
-            for k in (0, 1)
+        ratios, by_processor = (
+            sorted((a[k] + a[k + 2]) / (b[k] + b[k + 2]) for a, b in zip(ours, floor, strict=True)) for k in (0, 1)
         )
-        (pause, pause_p, resume, resume_p), (out, out_p, back, back_p) = (
-            map(float, np.median(side, axis=0)) for side in (ours, floor)
+        low, high, _ = median_interval(ratios, 0.95)
+        engines, bytes_alone = (
+            dict(zip(FIELDS, np.median(side, axis=0).tolist(), strict=True)) for side in (ours, floor)
         )
         return PauseCost(
-            tokens,
-            int(np.median(sizes)),
-            pause,
-            resume,
-            out,
-            back,
-            seconds,
-            pause_p,
-            resume_p,
-            out_p,
-            back_p,
-            processor,
+            tokens=tokens,
+            bytes=int(np.median(sizes)),
+            pause_seconds=engines["out"],
+            resume_seconds=engines["in"],
+            out_seconds=bytes_alone["out"],
+            in_seconds=bytes_alone["in"],
+            ratio=float(np.median(ratios)),
+            ratio_low=low,
+            ratio_high=high,
+            pause_processor=engines["out processor"],
+            resume_processor=engines["in processor"],
+            out_processor=bytes_alone["out processor"],
+            in_processor=bytes_alone["in processor"],
+            processor_ratio=float(np.median(by_processor)),
         )
     finally:
         engine.close()
