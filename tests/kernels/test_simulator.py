@@ -17,6 +17,7 @@ import pytest
 from labkit.kernels import simulator
 from labkit.kernels.fused import RESIDUAL_RMS_NORM, residual_rms_norm_call
 from labkit.kernels.signature import MetalText, make_launch
+from labkit.kernels.simulator import symbols
 
 ZIG = (sys.executable, "-m", "ziglang", "c++")
 HEAD = (
@@ -449,6 +450,16 @@ def test_lines_per_request(pattern):
     assert write.footprint == 4 * N
     assert read.line is None
     assert [flow.line for flow in run.traffic.by_line] == [2, 2]
+
+
+def test_debug_information_is_read_when_somebody_asks_for_lines(monkeypatch):
+    asked, lines = [], symbols.SymbolTable.lines
+    monkeypatch.setattr(symbols.SymbolTable, "lines", lambda self, at: asked.append(at := list(at)) or lines(self, at))
+    run = launch("y[i] = x[i] + 1;", [mx.ones((64,))], (64,), check=True)
+    assert run.clean
+    assert not any(asked)
+    assert [flow.line for flow in run.traffic.by_line] == [2, 2]
+    assert any(asked)
 
 
 @pytest.mark.parametrize("body", ["((device float4*)y)[i] = v;", "((device float4*)y)[i] = v * dot(v, float4(v.w));"])

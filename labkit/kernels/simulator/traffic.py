@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from labkit.kernels.signature import MetalText, Parameter
@@ -62,7 +64,6 @@ class Traffic:
 
     kernel: str
     buffers: tuple[Flow, ...]
-    by_line: tuple[Flow, ...]
     threadgroups: int
     threads: int
     barriers: int
@@ -72,6 +73,12 @@ class Traffic:
     threadgroup_bytes: int
     threadgroup_read: int
     threadgroup_written: int
+    _count_by_line: Callable[[], tuple[Flow, ...]] = field(repr=False, compare=False)
+
+    @cached_property
+    def by_line(self) -> tuple[Flow, ...]:
+        """The same by line of the Metal text: read from the build's debug information when first asked for."""
+        return self._count_by_line()
 
     @property
     def device_bytes(self) -> int:
@@ -196,8 +203,8 @@ def count_traffic(
     return Traffic(
         text.name,
         tuple(buffers),
-        tuple(_by_line(text, found, library, sites, symbols)),
         *(getattr(c, name) for name in _COUNTERS),
+        _count_by_line=lambda: tuple(_by_line(text, found, library, sites, symbols)),
     )
 
 
