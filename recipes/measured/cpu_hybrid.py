@@ -40,7 +40,7 @@ from labkit.models.adapter import Adapter
 
 MODEL = "tiny-hybrid"
 PROMPTS, CONTEXTS, BATCHES = (64, 512, 2048), (256, 2048), (1, 4, 8)
-PARTS = ("kernels", "prefill", "decode", "torch")
+PARTS = ("kernels", "decode", "prefill", "torch")
 
 EXPECTED = {"product": 0.6, "one row": 0.35, "scan": 0.35, "model": 0.45, "step": 0.25}
 """Shares of the multipliers' rate, guessed before any run: tiles with dequantisation inside; one row, whose every
