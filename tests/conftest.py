@@ -26,6 +26,9 @@ from hypothesis import HealthCheck, settings
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", patient, derandomize=True)
 settings.register_profile("new", patient, derandomize=False, print_blob=True)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "same")
+settings.load_profile(PROFILE)
+
 LONGEST = [
     *("kernels/test_gates.py", "notebooks/test_committed.py", "engine/test_invariance.py", "report/test_book.py"),
     *("engine/test_paged_engine.py", "engine/prefix/test_engine.py", "parity/test_replay_hybrid.py"),
@@ -35,9 +38,6 @@ LONGEST = [
     *("report/test_runner.py", "kernels/test_third_party.py", "engine/prefix/test_store.py"),
 ]
 """Files that take half a minute and more: begun first, so that no process has one left when the others are done."""
-
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "same")
-settings.load_profile(PROFILE)
 
 PARAMETERS = "quick: bool = True  # small sizes\nsteps: int = 3  # how many\nname: str = 'x'  # whatever"
 
