@@ -227,7 +227,7 @@ def test_parts_lie_on_lines_of_their_own_and_come_back():
     ("change", "says"),
     [
         ({"rows": 9}, "1 to 8 rows, not 9"),
-        ({"dim": 64}, "a multiple of 128 values"),
+        ({"dim": 48}, "a multiple of 32 values"),
         ({"norm": mx.zeros((64,))}, r"norm needs shape \(128,\)"),
         ({"top_k": 40}, "40 of 7 experts|41 of 7 experts"),
         ({"down": packed(128, 64, experts=7)}, "down needs 7 of"),

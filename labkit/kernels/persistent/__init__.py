@@ -66,7 +66,7 @@ def sparse_half(
     """From a mixer's output to the end of a layer with sparse MLP: residual and norm, router, choice, experts, sum.
 
     Args:
-        update, stream: [T, D], T at most 8, D a multiple of 128; float32, float16 or bfloat16.
+        update, stream: [T, D], T at most 8, D a multiple of 32; float32, float16 or bfloat16.
         sparse: the weights. eps: of the norm. target: where to run (`labkit.kernels.targets`).
 
     Returns:

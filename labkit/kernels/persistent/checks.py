@@ -19,8 +19,8 @@ def check_sparse(update: mx.array, stream: mx.array, sparse: Sparse, form: str) 
     rows, dim = update.shape
     if not 1 <= rows <= FEW:
         raise ValueError(f"a persistent launch takes 1 to {FEW} rows, not {rows}: use the plain form")
-    if dim % 128 or dim > MAX_ROUTED_DIM:
-        raise ValueError(f"rows of a multiple of 128 values up to {MAX_ROUTED_DIM} are needed, not {dim}")
+    if dim % 32 or dim > MAX_ROUTED_DIM:
+        raise ValueError(f"rows of a multiple of 32 values up to {MAX_ROUTED_DIM} are needed, not {dim}")
     _vector("norm", sparse.norm, dim, update.dtype)
     groups, slots = sparse.experts + sparse.shared, sparse.top_k + sparse.shared
     if groups > MAX_EXPERTS or slots > MAX_K or sparse.router.n < sparse.experts + (sparse.shared > 0):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from labkit.kernels import use_target
 from labkit.kernels.persistent import launches
 from labkit.models import Rows
 from labkit.models.hybrid import Hybrid, NotSpecialised, Variants
-from tests.models.hybrid.small import DENSE, config, prompt, random_module
+from tests.models.hybrid.small import DENSE, config, prompt, random_module, tiny_hybrid
 from tests.models.hybrid.test_few_tokens import logits, one_layer_each, with_variants
 
 KERNELS = {
@@ -79,6 +81,20 @@ def test_the_text_of_whole_layers_in_the_simulator():
             steps = [model(tokens[:, at : at + 1], caches, Rows.single(at)).logits for at in range(11, 14)]
         parts.append(mx.concatenate(steps, axis=1))
     np.testing.assert_allclose(*parts, atol=1e-4)
+
+
+@pytest.mark.nightly
+def test_a_trained_model_says_the_same():
+    """tiny-hybrid's eight layers in the simulator, against MLX's operations."""
+    plain = tiny_hybrid().hybrid
+    tokens, parts = prompt(23) % plain.vocab_size, []
+    for model, target in ((with_variants(plain, persistent="layers"), "simulator"), (plain, None)):
+        caches = model.make_caches()
+        model(tokens[:, :20], caches, Rows.single(0))
+        with use_target(target) if target else contextlib.nullcontext():
+            steps = [model(tokens[:, at : at + 1], caches, Rows.single(at)).logits for at in range(20, 23)]
+        parts.append(mx.concatenate(steps, axis=1))
+    np.testing.assert_allclose(*parts, atol=2e-4)
 
 
 @pytest.mark.parametrize(
