@@ -65,7 +65,10 @@ def test_every_position_and_the_bound_are_drawn(report):
 def test_ties_are_counted_in_the_legend(report):
     assert report.near_ties
     assert report.defects
-    assert _legend(figures.ties(report, "title")) == [f"near tie ({report.near_ties})", f"defect ({report.defects})"]
+    drawn = figures.ties(report, "title")
+    named = [f"near tie ({report.near_ties})", f"defect ({report.defects})", "as wide as a tie"]
+    assert _legend(drawn) == named
+    assert len(drawn.axes[0].patches) == len({item.tie_width for item in report.disagreements})
 
 
 def test_bars_beyond_the_bound_stand_out():
