@@ -78,7 +78,7 @@ def visible(tags: np.ndarray, mask: object, width: int) -> list[list[list[int]]]
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "rotating"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(data=st.data())
 def test_every_query_sees_exactly_its_tokens(kind, data):
     model = Rows(kind)
