@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ QUIET += ["--disable-dev-shm-usage"]  # a container's is too small for a large p
 PATIENCE = 200_000  # milliseconds until a wait is given up: what is waited for comes, on a busy machine late
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """For one file: while it lives an event loop runs in this thread, and no other file's test could start its own."""
     program = find_browser()
     if program is None:
         message = "no Chromium found: apt-get install chromium, or name one in LABKIT_BROWSER"
@@ -33,6 +35,7 @@ def browser() -> Iterator[Any]:
         running = playwright.chromium.launch(executable_path=program, args=QUIET, timeout=PATIENCE)
         yield running
         running.close()
+    assert asyncio._get_running_loop() is None
 
 
 @dataclass
