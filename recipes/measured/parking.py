@@ -17,6 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,13 @@ class Run:
             )
             print("estimate", rows[-1], flush=True)
             self.table["estimates"] = rows
-        self.rate = width / rows[-1]["seconds"]
+
+    @cached_property
+    def rate(self) -> float:
+        """Prompt tokens a second, from the last chunk of the estimates, which are made if they were not asked for."""
+        if "estimates" not in self.table:
+            self.estimates()
+        return self.arguments.width / self.table["estimates"][-1]["seconds"]
 
     def _chunk(self, caches: list, start: int, width: int) -> None:
         tokens = mx.zeros((1, width), mx.int32) + 5
