@@ -76,6 +76,7 @@ class Run:
         )
         self.begin = time.perf_counter()
         self.path = arguments.out / f"{arguments.name}_parking.json"
+        self.rows: dict[str, list[dict[str, Any]]] = {}
         self.table: dict[str, Any] = {
             "model": arguments.shape or "tiny-hybrid",
             "layers": arguments.layers,
@@ -103,7 +104,8 @@ class Run:
         return self.arguments.seconds - (time.perf_counter() - self.begin)
 
     def save(self) -> None:
-        self.path.write_text(json.dumps(self.table, indent=1, default=str) + "\n")
+        rows = [{"part": part, **row} for part in PARTS for row in self.rows.get(part, [])]
+        self.path.write_text(json.dumps({**self.table, "rows": rows}, indent=1, default=str) + "\n")
 
     def idle(self) -> None:
         rows = []
@@ -111,7 +113,7 @@ class Run:
             cost = guard_cost(self.loaded, rows=count, blocks=self.arguments.blocks, seconds=self.arguments.seconds / 4)
             rows.append(cost.as_record())
             print("idle", rows[-1], flush=True)
-            self.table["idle"] = rows
+            self.rows["idle"] = rows
 
     def estimates(self) -> None:
         """What a chunk is said to take against what it took."""
@@ -139,14 +141,14 @@ class Run:
                 }
             )
             print("estimate", rows[-1], flush=True)
-            self.table["estimates"] = rows
+            self.rows["estimates"] = rows
 
     @cached_property
     def rate(self) -> float:
         """Prompt tokens a second, from the last chunk of the estimates, which are made if they were not asked for."""
-        if "estimates" not in self.table:
+        if "estimates" not in self.rows:
             self.estimates()
-        return self.arguments.width / self.table["estimates"][-1]["seconds"]
+        return self.arguments.width / self.rows["estimates"][-1]["seconds"]
 
     def _chunk(self, caches: list, start: int, width: int) -> None:
         tokens = mx.zeros((1, width), mx.int32) + 5
@@ -163,7 +165,7 @@ class Run:
                 pausing.pause_cost(self.loaded, self.folder / f"pause{blocks}", tokens, width=self.arguments.width)
             )
             print("pause", rows[-1], flush=True)
-            self.table["pause"] = [row.as_record() for row in rows]
+            self.rows["pause"] = [row.as_record() for row in rows]
 
     def pressure(self) -> None:
         width, answer = self.arguments.width, self.arguments.answer
@@ -215,7 +217,7 @@ class Run:
                 if event.kind in ("parked", "paused", "resumed", "error", "finished")
             ]
             print("pressure", {k: v for k, v in rows[-1].items() if k != "story"}, flush=True)
-            self.table["pressure"] = rows
+            self.rows["pressure"] = rows
             self.save()
 
 
