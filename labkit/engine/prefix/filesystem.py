@@ -78,7 +78,7 @@ class FileSystem:
 
         def fill(buffer: memoryview, offset: int) -> None:
             while len(buffer):
-                got = os.preadv(descriptor, [buffer], offset)
+                got = _read_at(descriptor, buffer, offset)
                 if not got:
                     raise OSError(errno.EIO, f"{path.name} ends at byte {offset}")
                 buffer, offset = buffer[got:], offset + got
@@ -91,6 +91,15 @@ class FileSystem:
     def free_bytes(self, folder: Path) -> int:
         """Bytes that the volume still takes."""
         return shutil.disk_usage(folder).free
+
+
+def _read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer as far as one read does; the bytes read. `preadv` copies nothing, but not every Python has it."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], offset)
+    data = os.pread(descriptor, len(buffer), offset)
+    buffer[: len(data)] = data
+    return len(data)
 
 
 def pages(size: int) -> memoryview:
