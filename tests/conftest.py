@@ -42,6 +42,15 @@ LONGEST = [
 PARAMETERS = "quick: bool = True  # small sizes\nsteps: int = 3  # how many\nname: str = 'x'  # whatever"
 
 
+PTX = "MLX_PTX_CACHE_DIR"
+if PTX in os.environ and "PYTEST_XDIST_WORKER" in os.environ:
+    # MLX writes the files of this folder in place: of two processes that begin together one may read half of a file.
+    shared, own = Path(os.environ[PTX]), Path(f"{os.environ[PTX]}-{os.environ['PYTEST_XDIST_WORKER']}")
+    if shared.is_dir():
+        shutil.copytree(shared, own, dirs_exist_ok=True)
+    os.environ[PTX] = str(own)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_FailuresAtOnce(config))

@@ -17,6 +17,14 @@ OUTCOMES = "LABKIT_TEST_OUTCOMES"
 """The variable that names a file for one JSON line a test, written as soon as it ends."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`-n N --dist loadgroup`: one process takes the tests of one shape and dtype, and compiles their kernels once."""
+    for item in items:
+        if item.path.name == "test_cuda.py":
+            case = item.callspec.id if hasattr(item, "callspec") else ""
+            item.add_marker(pytest.mark.xdist_group(f"{item.originalname} {case.split('-')[0]} {case.rsplit('-')[-1]}"))
+
+
 @pytest.fixture
 def cuda_device():
     """Skips where MLX has no CUDA device."""
@@ -26,8 +34,8 @@ def cuda_device():
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A line for each test that ran or failed to start: its name, outcome, seconds, measured values and message."""
-    path, under_xdist = os.environ.get(OUTCOMES), os.environ.get("PYTEST_XDIST_WORKER")
-    if not path or under_xdist or (report.when != "call" and report.outcome == "passed"):
+    path, within_worker = os.environ.get(OUTCOMES), os.environ.get("PYTEST_XDIST_WORKER")
+    if not path or within_worker or (report.when != "call" and report.outcome == "passed"):
         return
     crash = getattr(report.longrepr, "reprcrash", None)
     message = "" if report.passed else (crash.message if crash else str(report.longrepr))
