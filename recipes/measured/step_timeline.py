@@ -1,0 +1,237 @@
+"""Where a decode step's time goes on an NVIDIA GPU: the host that submits, kernels as they ran, gaps between them.
+
+    python -m recipes.measured.step_timeline --out data/measured --commit SHA [--persistent layers] [--lock FILE]
+
+`step_profile` times each kernel alone; this is the step as it runs, seen by CUPTI through torch's profiler; with
+`--prompt`, a prefill too. Several processes may be begun together, each with settings of its own
+(`MLX_MAX_OPS_PER_BUFFER` ...): with the same `--lock` they compile side by side and measure one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from recipes.measured.kernels import conditions
+from recipes.measured.step_profile import short
+
+SHAPE = "qwen3.6-35b-a3b"
+WARM_UP, STEPS, TRACED, TURNS = 12, 64, 8, 3
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+ON_HOST = ("cuda_runtime", "cuda_driver")
+SETTINGS = ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER", "MLX_CUDA_GRAPH_CACHE_SIZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--context", type=int, nargs="+", default=[4096])
+    parser.add_argument("--prompt", type=int, nargs="*", default=[], help="lengths of prompts to read too")
+    parser.add_argument("--chunk", type=int, default=4096, help="of these")
+    parser.add_argument("--persistent", default="off")
+    parser.add_argument("--lock", type=Path, help="measure while holding it")
+    parser.add_argument("--name", default="h200_step_timeline", help="of the file")
+    arguments = parser.parse_args()
+
+    from labkit.measure.end_to_end.subject import open_subject
+    from labkit.models.hybrid import Variants
+
+    with _held(arguments.lock):
+        subject = open_subject(SHAPE, graph="specialised", layers=arguments.layers)
+        model = subject.with_variants(Variants(persistent=arguments.persistent))
+    for context in arguments.context:  # kernels are compiled while others may measure
+        _drive(model, context, WARM_UP, lambda: None)
+    rows = []
+    with _held(arguments.lock):
+        for context in arguments.context:
+            rows.append({"context": context, **_rates(model, context), **_traced(model, context)})
+            _say(arguments, rows[-1])
+        for length in arguments.prompt:
+            rows.append({"prompt": length, "chunk": arguments.chunk, **_prefill(model, length, arguments.chunk)})
+            _say_prefill(rows[-1])
+    about = {"shape": SHAPE, "layers": arguments.layers, "persistent": arguments.persistent}
+    about["settings"] = {name: os.environ.get(name) for name in SETTINGS}
+    table = {**conditions(arguments.commit), **about, "rows": rows}
+    (arguments.out / f"{arguments.name}.json").write_text(json.dumps(table, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _held(path: Path | None) -> Iterator[None]:
+    if path is None:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            mx.synchronize()
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _drive(model: Any, context: int, steps: int, before: Callable[[], None]) -> dict[str, float]:
+    """Seconds a step, and how many of them the host spends submitting the step after and waiting for a token."""
+    from labkit.engine.params import SamplingParams
+    from labkit.engine.sampling import RowSampler, choose
+    from labkit.measure.end_to_end.filled import Filled
+    from labkit.models.rows import Rows
+
+    caches = Filled(model.layouts, context).into(model.make_caches())
+    sampler, built, sent, waited = RowSampler(SamplingParams(temperature=0.0), 0), [], [], []
+
+    def launch(fed: mx.array, step: int) -> Any:
+        begin = time.perf_counter()
+        output = model(fed[:, None], caches, Rows.single(context + step), logits="last")
+        choice = choose(output.logits[:, -1, :], fed, [sampler], [step], [None])
+        middle = time.perf_counter()
+        mx.async_eval(choice.arrays())
+        built.append(middle - begin)
+        sent.append(time.perf_counter() - middle)
+        return choice
+
+    pending = launch(mx.array([1], dtype=mx.int32), 0)
+    for step in range(1, WARM_UP):
+        following = launch(pending.token, step)
+        pending.token.item()
+        pending = following
+    mx.synchronize()
+    before()
+    built.clear()
+    sent.clear()
+    begin = time.perf_counter()
+    for step in range(WARM_UP, WARM_UP + steps):
+        following = launch(pending.token, step)
+        middle = time.perf_counter()
+        pending.token.item()
+        waited.append(time.perf_counter() - middle)
+        pending = following
+    seconds = time.perf_counter() - begin
+    mx.synchronize()
+    return {
+        "us": 1e6 * seconds / steps,
+        "build_us": 1e6 * statistics.median(built),
+        "submit_us": 1e6 * statistics.median(sent),
+        "wait_us": 1e6 * statistics.median(waited),
+    }
+
+
+def _rates(model: Any, context: int) -> dict[str, float]:
+    turns = [_drive(model, context, STEPS, lambda: None) for _ in range(TURNS)]
+    best = min(turns, key=lambda turn: turn["us"])
+    return {"tokens_per_second": 1e6 / best["us"], "turns_us": [turn["us"] for turn in turns], **best}
+
+
+def _traced(model: Any, context: int) -> dict[str, Any]:
+    profiler = _profiler()
+    timed = _drive(model, context, TRACED, profiler.start)
+    return {"traced_us": timed["us"], **read(_events(profiler), TRACED)}
+
+
+def _prefill(model: Any, length: int, chunk: int) -> dict[str, Any]:
+    from labkit.measure.end_to_end import LabkitSide
+
+    side, tokens = LabkitSide(model, chunk=chunk), mx.random.randint(0, 1000, (length,))
+    side.prefill(tokens[: 2 * chunk])
+    seconds = min(side.prefill(tokens) for _ in range(2))
+    profiler = _profiler()
+    profiler.start()
+    side.prefill(tokens)
+    return {"seconds": seconds, "tokens_per_second": length / seconds, **read(_events(profiler), 1)}
+
+
+def _profiler() -> Any:
+    import torch
+
+    torch.cuda.init()
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+
+def _events(profiler: Any) -> list[dict]:
+    profiler.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return json.loads(path.read_text())["traceEvents"]
+
+
+def read(events: list[dict], steps: int) -> dict[str, Any]:
+    """A trace's events (Chrome's format, microseconds) -> what a step holds on average.
+
+    Returns:
+        device_us: from the first kernel's begin to the last one's end. busy_us: with at least one kernel running.
+        kernels: by name, the launches, summed microseconds and median of one; calls: of the host, likewise.
+        gaps: between kernels, how many of how many microseconds (up to 2, 5, 20, 100, more) and their sum.
+    """
+    device = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ON_DEVICE)
+    if not device:
+        raise ValueError("the trace holds no kernel: CUPTI saw nothing of this process")
+    busy, gaps, end = 0.0, defaultdict(lambda: [0, 0.0]), device[0][0]
+    for begin, stop in device:
+        if begin > end:
+            width = begin - end
+            bound = next((b for b in (2, 5, 20, 100) if width <= b), "more")
+            gaps[bound][0] += 1
+            gaps[bound][1] += width
+        busy += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return {
+        "device_us": (end - device[0][0]) / steps,
+        "busy_us": busy / steps,
+        "gaps": {str(bound): {"count": n / steps, "us": us / steps} for bound, (n, us) in gaps.items()},
+        "kernels": _by_name(events, ON_DEVICE, steps),
+        "calls": _by_name(events, ON_HOST, steps),
+    }
+
+
+def _by_name(events: list[dict], kinds: tuple[str, ...], steps: int) -> list[dict]:
+    found = defaultdict(list)
+    for event in events:
+        if event.get("cat") in kinds:
+            found[short(event["name"])].append(event["dur"])
+    rows = [
+        {"name": name, "launches": len(us) / steps, "us": sum(us) / steps, "median_us": statistics.median(us)}
+        for name, us in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row["us"])
+
+
+def _say(arguments: argparse.Namespace, row: dict) -> None:
+    print(
+        f"== {arguments.name}, persistent {arguments.persistent}, {row['context']} tokens: "
+        f"{row['tokens_per_second']:.1f} tok/s; a step {row['us']:.0f} us (building {row['build_us']:.0f}, submitting "
+        f"{row['submit_us']:.0f}, waiting {row['wait_us']:.0f}); traced {row['traced_us']:.0f}"
+    )
+    _say_trace(row)
+
+
+def _say_prefill(row: dict) -> None:
+    print(f"== a prompt of {row['prompt']} in chunks of {row['chunk']}: {row['tokens_per_second']:.0f} tok/s")
+    _say_trace(row)
+
+
+def _say_trace(row: dict) -> None:
+    print(f"   device {row['device_us']:.0f} us, busy {row['busy_us']:.0f}")
+    for bound, gap in row["gaps"].items():
+        print(f"   gaps up to {bound} us: {gap['count']:.1f} of {gap['us']:.0f} us together")
+    for kind in ("kernels", "calls"):
+        for each in row[kind][:24]:
+            counted = f"{each['launches']:6.1f} x {each['median_us']:7.2f}"
+            print(f"   {kind[:-1]} {each['us']:8.1f} us  {counted}  {each['name']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
