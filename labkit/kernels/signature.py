@@ -183,12 +183,18 @@ def _check_form(
             raise TypeError(f"kernel {text.name}: no Metal type for output dtype {dtype}")
 
 
-def parameters(text: MetalText, launch: Launch) -> list[Parameter]:
-    """The buffers of the kernel function in MLX's order: each input with its shape, strides and rank, then outputs."""
-    found = []
-    for index, (name, array) in enumerate(zip(text.input_names, launch.inputs, strict=True)):
+def check_input_dtypes(text: MetalText, launch: Launch) -> None:
+    """Raise a TypeError for an input of a dtype that has no Metal type, such as complex64."""
+    for name, array in zip(text.input_names, launch.inputs, strict=True):
         if array.dtype not in METAL_TYPES:
             raise TypeError(f"kernel {text.name}: no Metal type for input {name} of dtype {array.dtype}")
+
+
+def parameters(text: MetalText, launch: Launch) -> list[Parameter]:
+    """The buffers of the kernel function in MLX's order: each input with its shape, strides and rank, then outputs."""
+    check_input_dtypes(text, launch)
+    found = []
+    for index, (name, array) in enumerate(zip(text.input_names, launch.inputs, strict=True)):
         kind = "input" if array.ndim else "scalar"
         found.append(Parameter(name, kind, METAL_TYPES[array.dtype], index, array.size < CONSTANT_BELOW))
         if array.ndim:

@@ -240,6 +240,8 @@ def test_tokens_that_see_nothing_give_zeros(form):
 def test_prefill_refuses_what_does_not_fit():
     keys, values = cache(batch=2)
     with pytest.raises(ValueError, match="as many rows"):
-        prefill_attention(mx.zeros((4, 1, 3, 64)), keys, values, mx.zeros((4,)), scale=1.0, form="simdgroup")
+        prefill_attention(mx.zeros((4, 1, 3, 64)), keys, values, mx.array([0] * 4), scale=1.0, form="simdgroup")
     with pytest.raises(ValueError, match="16-bit floats"):
-        prefill_attention(mx.zeros((2, 1, 3, 64)), keys, values, mx.zeros((2,)), scale=1.0, form="tensor")
+        prefill_attention(mx.zeros((2, 1, 3, 64)), keys, values, mx.array([0, 0]), scale=1.0, form="tensor")
+    with pytest.raises(ValueError, match="counted in integers"):
+        prefill_attention(mx.zeros((2, 1, 3, 64)), keys, values, mx.zeros((2,)), scale=1.0)

@@ -35,6 +35,7 @@ from labkit.kernels.attention.launches import (
     prefill_call,
     uneven_block,
 )
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.targets import target_in_use
 
 __all__ = [
@@ -65,6 +66,7 @@ def choose_form(queries: mx.array, target: str | None) -> Form:
     return "tensor" if target == "cuda" and fits else "lanes"
 
 
+@takes_arrays
 def decode_attention(
     queries: mx.array,
     keys: mx.array,
@@ -124,6 +126,7 @@ def decode_attention(
     return mx.swapaxes(out.reshape(batch, length, heads, width), 1, 2)
 
 
+@takes_arrays
 def decode_rows(
     queries: mx.array,
     keys: mx.array,
@@ -169,6 +172,7 @@ def decode_rows(
     return MERGE(**merge_call(partial, stats, queries.dtype, gates), target=target)[0]
 
 
+@takes_arrays
 def paged_decode_attention(
     queries: mx.array,
     keys: mx.array,
@@ -206,6 +210,8 @@ def paged_decode_attention(
     Source: Kwon et al. 2023, PagedAttention (arXiv 2309.06180), over `decode_attention`'s split.
     """
     batch, heads, length, width = queries.shape
+    if table.ndim != 2:
+        raise ValueError(f"table is [B, N], a row of blocks for each row of queries, not {table.shape}")
     begins, ends = _visible(first, last, batch, length)
     if window is not None:
         begins = mx.maximum(begins, ends - window)
@@ -235,7 +241,11 @@ def _visible(first: mx.array | None, last: mx.array, batch: int, length: int) ->
 
 
 def _int32(array: mx.array) -> mx.array:
-    return array if array.dtype == mx.int32 else array.astype(mx.int32)
+    if array.dtype == mx.int32:
+        return array
+    if not mx.issubdtype(array.dtype, mx.integer):
+        raise ValueError(f"columns are counted in integers, not {array.dtype}")
+    return array.astype(mx.int32)
 
 
 @lru_cache
@@ -253,6 +263,7 @@ def choose_prefill_form(queries: mx.array, target: str | None) -> PrefillForm | 
     return "mlx" if target in (None, "metal", "native", "reference") else "simdgroup"
 
 
+@takes_arrays
 def prefill_attention(
     queries: mx.array,
     keys: mx.array,

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.fused import reference
 from labkit.kernels.fused.chains import append_heads, gated_rms_norm, norm_router, output_gate, qk_norm_rope
 from labkit.kernels.headers import SHARED
@@ -76,6 +77,7 @@ def residual_rms_norm_call(x: mx.array, residual: mx.array, weight: mx.array, ep
     }
 
 
+@takes_arrays
 def residual_rms_norm(
     x: mx.array, residual: mx.array, weight: mx.array, eps: float, *, target: str | None = None
 ) -> tuple[mx.array, mx.array]:

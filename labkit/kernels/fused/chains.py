@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.fused.launches import (
     APPEND_HEADS,
     GATED_RMS_NORM,
@@ -19,6 +20,7 @@ from labkit.kernels.fused.launches import (
 )
 
 
+@takes_arrays
 def qk_norm_rope(
     queries: mx.array,
     keys: mx.array,
@@ -56,6 +58,7 @@ def qk_norm_rope(
     return tuple(QK_NORM_ROPE(**call, target=target))
 
 
+@takes_arrays
 def append_heads(
     projected: mx.array,
     q_weight: mx.array,
@@ -95,6 +98,7 @@ def append_heads(
     return tuple(APPEND_HEADS(**call, target=target))
 
 
+@takes_arrays
 def output_gate(attended: mx.array, q_gate: mx.array, *, target: str | None = None) -> mx.array:
     """Gate the heads' outputs and join them for the output projection.
 
@@ -113,6 +117,7 @@ def output_gate(attended: mx.array, q_gate: mx.array, *, target: str | None = No
     return OUTPUT_GATE(**output_gate_call(attended, q_gate), target=target)[0]
 
 
+@takes_arrays
 def gated_rms_norm(
     x: mx.array, z: mx.array, weight: mx.array, eps: float, *, start: int = 0, target: str | None = None
 ) -> mx.array:
@@ -137,6 +142,7 @@ def gated_rms_norm(
     return GATED_RMS_NORM(**gated_rms_norm_call(x, z, weight, eps, start), target=target)[0]
 
 
+@takes_arrays
 def norm_router(
     x: mx.array,
     residual: mx.array,

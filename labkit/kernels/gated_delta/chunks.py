@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.gated_delta import chunk_reference
 from labkit.kernels.gated_delta.shapes import RuleInputs
 from labkit.kernels.header import Header
@@ -147,6 +148,7 @@ def takes_tensor_cores(rule: RuleInputs) -> bool:
     return (rule.shape.dk, rule.shape.dv) == (128, 128) and rule.q.dtype == mx.bfloat16
 
 
+@takes_arrays
 def chunked(
     q: mx.array,
     k: mx.array,

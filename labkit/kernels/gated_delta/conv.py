@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.gated_delta import joined, reference
 from labkit.kernels.gated_delta.joined import Part
 from labkit.kernels.gated_delta.shapes import DELTA, Shape, check_activations, check_spans, expect
@@ -100,6 +101,7 @@ def conv_call(
     }
 
 
+@takes_arrays
 def scan_inputs(
     qkv: mx.array,
     a: Part,

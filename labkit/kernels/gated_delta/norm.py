@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.gated_delta import reference
 from labkit.kernels.gated_delta.shapes import DELTA, check_activations, expect
 from labkit.kernels.launch import Kernel
@@ -45,6 +46,7 @@ def gated_norm_call(y: mx.array, z: mx.array, weight: mx.array, eps: float) -> d
     }
 
 
+@takes_arrays
 def gated_norm(y: mx.array, z: mx.array, weight: mx.array, eps: float, *, target: str | None = None) -> mx.array:
     """y / sqrt(mean(y^2) + eps) * weight * silu(z), in fp32, rounded once.
 

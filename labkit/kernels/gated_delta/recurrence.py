@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.gated_delta import native, reference
 from labkit.kernels.gated_delta.shapes import DELTA, RuleInputs, Shape
 from labkit.kernels.launch import Kernel
@@ -110,6 +111,7 @@ def scan_blocked_call(rule: RuleInputs, tokens: int = 32) -> dict:
     }
 
 
+@takes_arrays
 def scan_blocked(
     q: mx.array,
     k: mx.array,
@@ -131,6 +133,7 @@ def scan_blocked(
     return tuple(SCAN_BLOCKED(**scan_blocked_call(rule, tokens), target=target))
 
 
+@takes_arrays
 def scan(
     q: mx.array,
     k: mx.array,

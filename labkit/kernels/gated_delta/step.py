@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.gated_delta import joined, native, reference
 from labkit.kernels.gated_delta.conv import check_layer
 from labkit.kernels.gated_delta.joined import Part
@@ -99,6 +100,7 @@ def step_call(
     }
 
 
+@takes_arrays
 def decode_step(
     qkv: mx.array,
     a: Part,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.grouped_matmul.launches import (
     COMBINE_EXPERTS,
     DECODE_DOWN,
@@ -65,6 +66,7 @@ def choose_tile(assignments: int, experts: int) -> int:
     return next((tile for tile in (16, 32) if mean + 2 * mean**0.5 <= tile), 64)
 
 
+@takes_arrays
 def grouped_experts(
     x: mx.array,
     gate: Packed,
@@ -112,6 +114,7 @@ def grouped_experts(
     return y
 
 
+@takes_arrays
 def decode_experts(
     x: mx.array,
     gate: Packed,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.persistent.arguments import SIMDS, Attention, Cached, Delta, Sparse
 from labkit.kernels.persistent.launches import (
     FULL_LAYER,
@@ -60,6 +61,7 @@ def groups_for(target: str | None) -> int:
     return always(32 * SIMDS) * (multiprocessors() if target == "cuda" else H200)
 
 
+@takes_arrays
 def sparse_half(
     update: mx.array, stream: mx.array, sparse: Sparse, eps: float, *, target: str | None = None
 ) -> tuple[mx.array, mx.array]:
@@ -87,6 +89,7 @@ def sparse_half(
     return tuple(held.take(words, "hidden", "y"))
 
 
+@takes_arrays
 def linear_layer(
     update: mx.array,
     stream: mx.array,
@@ -123,6 +126,7 @@ def linear_layer(
     return tuple(held.take(words, "hidden", "y", "state", "tail"))
 
 
+@takes_arrays
 def full_layer(
     update: mx.array,
     stream: mx.array,

@@ -16,6 +16,7 @@ from typing import Literal
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.quantized_matmul.launches import FEW, FEW_ROWS, MANY_ROWS, few_rows_call, many_rows_call
 from labkit.kernels.quantized_matmul.packed import Packed, forms
 from labkit.kernels.targets import target_in_use
@@ -74,6 +75,7 @@ def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) 
     return "many_rows"
 
 
+@takes_arrays
 def quantized_matmul(
     x: mx.array, weights: Packed, *, variant: Variant | None = None, target: str | None = None
 ) -> mx.array:

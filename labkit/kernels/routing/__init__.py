@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.routing.launches import (
     CHOOSE_EXPERTS,
     COUNT_EXPERTS,
@@ -66,6 +67,7 @@ class Routing:
     groups: Groups
 
 
+@takes_arrays
 def choose_experts(
     logits: mx.array,
     k: int,
@@ -107,6 +109,7 @@ def choose_experts(
     return indices, weights
 
 
+@takes_arrays
 def group_rows(indices: mx.array, experts: int, tile: int, *, target: str | None = None) -> Groups:
     """Sort chosen experts into groups, for experts chosen elsewhere.
 
@@ -126,6 +129,7 @@ def group_rows(indices: mx.array, experts: int, tile: int, *, target: str | None
     return Groups(*GROUP_ROWS(**group_rows_call(indices, counts, experts, tile), target=target), tile)
 
 
+@takes_arrays
 def route(
     logits: mx.array,
     k: int,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.headers import SHARED
 from labkit.kernels.launch import Kernel
 from labkit.kernels.sampling import reference
@@ -43,6 +44,7 @@ def argmax_call(logits: mx.array) -> dict:
     }
 
 
+@takes_arrays
 def argmax(logits: mx.array, *, target: str | None = None) -> mx.array:
     """The most likely token of each row.
 

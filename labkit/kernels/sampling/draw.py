@@ -18,6 +18,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from labkit.kernels.door import takes_arrays
 from labkit.kernels.header import Header
 from labkit.kernels.headers import __path__ as _headers
 from labkit.kernels.launch import Kernel
@@ -46,6 +47,7 @@ PerRow = float | int | Sequence[float] | Sequence[int] | mx.array
 """One value for all rows, or one a row."""
 
 
+@takes_arrays
 def sample(
     logits: mx.array,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from labkit.kernels.launch import Kernel
-from labkit.kernels.signature import Launch
+from labkit.kernels.signature import Launch, check_input_dtypes
 
 
 def unavailable(kernel: Kernel) -> str:
@@ -15,4 +15,5 @@ def unavailable(kernel: Kernel) -> str:
 
 def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
     """Call it."""
+    check_input_dtypes(kernel.text, launch)  # as every target that compiles the text
     return list(kernel.native(launch))
