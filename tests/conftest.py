@@ -153,7 +153,7 @@ def _build_book(folder: Path) -> Any:
 
 def _as_outcome(path: Path, reports: Path) -> Any:
     from labkit.report import executed
-    from labkit.report.runner import Outcome
+    from labkit.report.outcomes import Outcome
 
     copy = Path(shutil.copy2(path, reports))
     cells = executed.count_code_cells(copy)

@@ -19,6 +19,7 @@ widgets.py     the same as a live widget where a kernel listens
 records.py     results as data inside a notebook's outputs
 parameters.py  a notebook's own parameters, and the check of what is given
 runner.py      notebooks through papermill, one process each (worker.py is that process)
+outcomes.py    what a run tells: its steps, how each notebook ended, and why it failed
 kernel_client.py  the client between a worker and its kernel, whose waits all end
 ahead.py       the native graph compiled beside the notebooks that load no model
 executed.py    what is done to a notebook after its execution

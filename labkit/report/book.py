@@ -20,6 +20,7 @@ import labkit
 from labkit import resources
 from labkit.report import runner, summary
 from labkit.report.executed import without_colours
+from labkit.report.outcomes import Progress
 
 BUILD_TIMEOUT = 1800  # seconds that Jupyter Book may take
 SOURCES = Path(labkit.__file__).resolve().parent.parent / "book"
@@ -49,7 +50,7 @@ def build(
     jobs: int | None = None,
     sources: Path | None = None,
     packages: Sequence[str] | None = None,
-    progress: Callable[[runner.Progress], None] = lambda _: None,
+    progress: Callable[[Progress], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Book:
     """Build the site into `output`/html.

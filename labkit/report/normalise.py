@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.report import executed
-from labkit.report.runner import Outcome, Progress, run
+from labkit.report.outcomes import Outcome, Progress
+from labkit.report.runner import run
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},

@@ -19,6 +19,7 @@ import psutil
 
 from labkit.report import executed, parameters
 from labkit.report.ahead import Compilation, loads_model
+from labkit.report.outcomes import Failure, Outcome, Progress
 from labkit.report.records import Record
 from labkit.report.worker import STATIC_VARIABLE
 
@@ -30,62 +31,6 @@ ANSWER_TIMEOUT = 30
 WORTH_A_RETRY = ("start", "lost")
 # Seconds that a worker may be silent while no cell runs: between cells, and after the last one.
 GRACE = 60
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a notebook failed, and where.
-
-    Attributes:
-        kind: "cell" (it raised), "dead" (the kernel died), "timeout", "start" (the kernel never answered, twice),
-            "lost" (a message between the worker and its living kernel was lost, twice), "kernel" (no such kernel),
-            "records" (its outputs do not make a report) or "other".
-        cell: the code cell's number, counted from 1 as in `In [1]`; None if no cell had started.
-        line: that cell's first line.
-        message: one line.
-        detail: the traceback as the notebook shows it, without colours.
-    """
-
-    kind: str
-    message: str
-    cell: int | None = None
-    line: str = ""
-    detail: str = ""
-
-    def describe(self, notebook: str) -> str:
-        where = f"{notebook}, In [{self.cell}] ({self.line})" if self.cell else notebook
-        return f"{where}: {self.message}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one notebook went: its executed copy, seconds with start and imports, code cells run, the failure if there
-    was one, records, and the seconds of each code cell, 0 for those that import."""
-
-    notebook: Path
-    output: Path
-    seconds: float
-    cells: int
-    retried: bool
-    failure: Failure | None
-    records: tuple[Record, ...] = ()
-    work_seconds: tuple[float, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        return self.failure is None
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One step forward: which notebook (or "native graph", where it is compiled ahead of them), and what it is at
-    ("start", "cell", "retry", "done" or "failed")."""
-
-    notebook: str
-    step: str
-    cell: int = 0
-    cells: int = 0
-    text: str = ""
 
 
 @dataclass

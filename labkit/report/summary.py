@@ -9,8 +9,8 @@ from typing import Any
 
 from labkit.report import provenance
 from labkit.report.executed import write_text
+from labkit.report.outcomes import Outcome
 from labkit.report.records import Record, readable
-from labkit.report.runner import Outcome
 
 BASES = ("measured", "predicted", "counted", "published", "checked")
 

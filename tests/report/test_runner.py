@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from labkit.report import runner
+from labkit.report.outcomes import Outcome, Progress
 from labkit.report.parameters import ParameterError
 
 
@@ -32,7 +33,7 @@ def family() -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, write_notebook) -> dict[str, runner.Outcome]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory, write_notebook) -> dict[str, Outcome]:
     folder = tmp_path_factory.mktemp("notebooks")
     show = "from labkit.report import record\nrecord('result', basis='counted', steps=steps, quick=quick)"
     where = "import labkit, sys\nprint(labkit.__file__)\nprint(sys.prefix)"
@@ -55,14 +56,14 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, write_notebook) -> dict[s
     return {outcome.notebook.stem: outcome for outcome in done}
 
 
-def test_a_good_notebook_passes_with_parameters_and_records(outcomes: dict[str, runner.Outcome]) -> None:
+def test_a_good_notebook_passes_with_parameters_and_records(outcomes: dict[str, Outcome]) -> None:
     good = outcomes["good"]
     assert good.passed, good.failure
     assert [(r.name, r.basis, r.values) for r in good.records] == [("result", "counted", {"steps": 7, "quick": True})]
     assert good.cells == 6  # four, the parameters, and the cell that papermill puts behind them
 
 
-def test_its_copy_carries_provenance_and_no_path_of_this_machine(outcomes: dict[str, runner.Outcome]) -> None:
+def test_its_copy_carries_provenance_and_no_path_of_this_machine(outcomes: dict[str, Outcome]) -> None:
     text = outcomes["good"].output.read_text()
     about = json.loads(text)["metadata"]["labkit"]
     assert about["parameters"] == {"steps": 7}
@@ -73,13 +74,13 @@ def test_its_copy_carries_provenance_and_no_path_of_this_machine(outcomes: dict[
     assert "./labkit/__init__.py" in text or "<python>" in text
 
 
-def test_warning_cells_of_papermill_are_gone_where_the_error_was_expected(outcomes: dict[str, runner.Outcome]) -> None:
+def test_warning_cells_of_papermill_are_gone_where_the_error_was_expected(outcomes: dict[str, Outcome]) -> None:
     book = nbformat.read(outcomes["good"].output, 4)
     assert not [cell for cell in book.cells if "papermill-error" in str(cell.metadata) or "exception" in cell.source]
     assert any(output.output_type == "error" for cell in book.cells for output in cell.get("outputs", ()))
 
 
-def test_a_raising_cell_fails_and_is_named(outcomes: dict[str, runner.Outcome]) -> None:
+def test_a_raising_cell_fails_and_is_named(outcomes: dict[str, Outcome]) -> None:
     failure = outcomes["raises"].failure
     assert failure.kind == "cell"
     assert failure.describe("raises.ipynb") == "raises.ipynb, In [4] (# a comment): ZeroDivisionError: division by zero"
@@ -87,7 +88,7 @@ def test_a_raising_cell_fails_and_is_named(outcomes: dict[str, runner.Outcome]) 
     assert "\x1b" not in failure.detail
 
 
-def test_a_killed_kernel_is_an_error_that_names_its_cell(outcomes: dict[str, runner.Outcome]) -> None:
+def test_a_killed_kernel_is_an_error_that_names_its_cell(outcomes: dict[str, Outcome]) -> None:
     """It is found dead: had it been waited for, it would be a "timeout", or "lost" and run again."""
     killed = outcomes["killed"]
     assert killed.failure.kind == "dead"
@@ -121,7 +122,7 @@ def test_a_killed_kernel_is_missed_within_30_seconds(monkeypatch: pytest.MonkeyP
     assert 0 < sum(slept) < 30
 
 
-def test_an_expected_error_that_stays_away_is_a_failure(outcomes: dict[str, runner.Outcome]) -> None:
+def test_an_expected_error_that_stays_away_is_a_failure(outcomes: dict[str, Outcome]) -> None:
     failure = outcomes["silent"].failure
     assert failure.kind == "records"
     assert "raised nothing" in failure.message
@@ -180,7 +181,7 @@ WHERE = {"start": "n.ipynb: no answer", "lost": "n.ipynb, In [1] (x = 1): its re
 def test_a_failure_of_jupyter_is_tried_once_more(first, tmp_path: Path, write_notebook, workers: list) -> None:
     path = write_notebook(tmp_path / "n.ipynb", "x = 1")
     workers += [first, [CELL, {"event": "executed", "index": 1}, {"event": "done"}]]
-    steps: list[runner.Progress] = []
+    steps: list[Progress] = []
     (outcome,) = runner.run([path], tmp_path / "out", progress=steps.append)
     assert outcome.passed
     assert outcome.retried

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from labkit.report import executed, summary
-from labkit.report.runner import Outcome
+from labkit.report.outcomes import Outcome
 
 
 def entry(*work_seconds: float, **given: Any) -> tuple[dict[str, Any], str]:
