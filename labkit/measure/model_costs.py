@@ -102,7 +102,12 @@ class ModelCosts:
 
     def decode_by_part(self, batch: int = 1) -> dict[str, float]:
         """Weight bytes that one decode step reads, by part of the model."""
-        return self._by_part(lambda tensor: self._read_bytes(tensor, batch))
+        parts: dict[str, float] = dict(self._stored_by_part)
+        if "experts" in parts:
+            parts["experts"] *= self.experts_touched(batch) / self._text["num_experts"]
+        if not self._is_tied:  # rows are looked up in it
+            parts["embedding"] = batch * self._embedding_row_bytes
+        return _largest_first(parts)
 
     def experts_touched(self, batch: int) -> float:
         """Experts of a layer that `batch` tokens reach on average under even routing; 0 for a dense model."""
@@ -156,8 +161,11 @@ class ModelCosts:
     def prefill_by_part(self, tokens: int, past: int = 0) -> dict[str, float]:
         """The same operations by part; "attention scores" and "deltanet scan" stand beside the matrices' parts."""
         _positive(tokens=tokens)
-        parts = self._by_part(lambda tensor: 2 * tokens * tensor.parameters * self._share(tensor), matrices_only=True)
-        parts.pop("head", None)
+        matrices: Counter = Counter()
+        for tensor in self.tensors:
+            if tensor.is_matrix and tensor.part != "head":
+                matrices[tensor.part] += 2 * tokens * tensor.parameters * self._share(tensor)
+        parts = _largest_first(matrices)
         parts["attention scores"] = self._attention_operations * (tokens * past + tokens * (tokens + 1) / 2)
         parts["deltanet scan"] = tokens * self._scan_operations
         parts["head"] = self._head_operations
@@ -178,20 +186,17 @@ class ModelCosts:
     def _is_tied(self) -> bool:
         return not any(tensor.part == "head" for tensor in self.tensors)
 
-    def _read_bytes(self, tensor: Tensor, batch: int) -> float:
-        size = tensor.bytes(self.dtype)
-        if tensor.part == "experts":
-            return size * self.experts_touched(batch) / self._text["num_experts"]
-        if tensor.part == "embedding" and not self._is_tied:
-            return batch * size / tensor.shape[0]
-        return size
-
-    def _by_part(self, count, matrices_only: bool = False) -> dict[str, Any]:
+    @cached_property
+    def _stored_by_part(self) -> dict[str, int]:
         parts: Counter = Counter()
         for tensor in self.tensors:
-            if tensor.is_matrix or not matrices_only:
-                parts[tensor.part] += count(tensor)
-        return dict(sorted(parts.items(), key=lambda item: -item[1]))
+            parts[tensor.part] += tensor.bytes(self.dtype)
+        return dict(parts)
+
+    @cached_property
+    def _embedding_row_bytes(self) -> float:
+        tables = (tensor for tensor in self.tensors if tensor.part == "embedding")
+        return sum(table.bytes(self.dtype) / table.shape[0] for table in tables)
 
     @cached_property
     def _matrix_operations(self) -> float:
@@ -245,6 +250,10 @@ def named_shapes() -> list[str]:
     shapes = {path.stem for path in (data_folder() / "configs").glob("*.json")}
     models = {path.parent.name for path in (data_folder() / "models").glob("*/config.json")}
     return sorted(shapes | models)
+
+
+def _largest_first(parts: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
 def _positive(**counts: int) -> None:
