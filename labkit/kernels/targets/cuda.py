@@ -12,6 +12,7 @@ from labkit.kernels.launch import Kernel
 from labkit.kernels.placement import on_device
 from labkit.kernels.resident import check_resident, multiprocessors
 from labkit.kernels.signature import Launch, threadgroup_size
+from labkit.kernels.targets.cuda_files import in_files
 from labkit.kernels.targets.cuda_text import CudaText, is_whole, number_words, translate
 
 MOST_BLOCKS = 65535
@@ -93,7 +94,7 @@ def _built(kernel: Kernel, launch: Launch) -> tuple[CudaText, Callable]:
     if key not in kernel.device_kernels:
         override = kernel.cuda
         body, header = (override.source, override.header) if override else (None, "")
-        translated = translate(kernel.text, launch, body, header)
+        translated = in_files(translate(kernel.text, launch, body, header))
         kernel.device_kernels[key] = (
             translated,
             mx.fast.cuda_kernel(
