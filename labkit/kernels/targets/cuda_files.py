@@ -1,6 +1,6 @@
 """A kernel's CUDA text as a file that its launches include.
 
-MLX takes a hash of the whole text at every launch, 0.14 us a kB: 0.66 ms of a decode step of some 350 launches. A launch
+MLX takes a hash of the whole text at every launch, 0.14 us a kB: 0.66 ms of a decode step of 350 launches. A launch
 that names a file by its content has a text of one line.
 """
 
