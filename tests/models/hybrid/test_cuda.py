@@ -178,7 +178,18 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+WRONG_IN_MLX = "gathered, sorted"
+"""In MLX 0.32.4: off by as much as the values are large. Not taken (`labkit.models.hybrid.experts`); if it is right one
+day, the test says so, and the detour can go."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.xfail(strict=True, reason="MLX's fault")) if n == WRONG_IN_MLX else n
+        for n in OPERATIONS
+    ],
+)
 def test_mlx_computes_floats_as_on_a_cpu(cuda_device, name):
     """MLX's own operations in the graph, in fp32: what is coarse here is coarse in every test below."""
     rows, compute = OPERATIONS[name]
