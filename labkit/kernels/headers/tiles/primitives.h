@@ -195,7 +195,7 @@ template <int COPIES, int STAGES> struct AsyncCopies {
 // memory leave where the text says so. A lane reads back only what it sent for, which takes no barrier. Elsewhere the batches wait
 // in registers. (LABKIT_STAGED: the other way too, in the simulator.)
 template <int SIXTEENS, int FOURS, int BATCHES> struct LaneReads {
-#if defined(__CUDACC__) || defined(LABKIT_STAGED)
+#if defined(LABKIT_STAGED)
   static constexpr int MEMORY = BATCHES * 32 * (4 * SIXTEENS + FOURS);  // words of threadgroup memory, of a simdgroup
   AsyncCopies<SIXTEENS + FOURS, BATCHES> copies;
   threadgroup uint* memory;
