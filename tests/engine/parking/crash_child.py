@@ -1,9 +1,10 @@
 """An engine that pauses and resumes one row until it is killed. Run as a script: imports once, then forks.
 
-Each line on standard input, `MODE MODEL FOLDER STEP LINES SECONDS`, starts one fork and is answered by a line of JSON:
+Each line on standard input, `MODE MODEL FOLDER STEP LINES SECONDS PAUSES`, starts one fork and is answered by a line of JSON:
 the signal that ended it (0: none) and what it had said, line by line. MODE "plain" runs the request undisturbed;
 "pause" pauses and resumes it at every token, and dies in step STEP of its store's work on the disk, in the middle of
-it if that is a write, or SECONDS after it has said so many LINES; "resume" takes up what was left, or asks again if
+it if that is a write, or SECONDS after it has said so many LINES, or having said that it is paused for the time number
+PAUSES; "resume" takes up what was left, or asks again if
 nothing was.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 ANSWER, PROMPT, WIDTH = 16, 21, 8
 
 
-def run(mode: str, model: str, folder: str, step: int, out: int) -> None:
+def run(mode: str, model: str, folder: str, step: int, pauses: int, out: int) -> None:
     import labkit
     from labkit.engine import Engine, MemoryGuard, Policy, Request, SamplingParams
     from labkit.engine.memory import FakeMeter
@@ -31,7 +32,7 @@ def run(mode: str, model: str, folder: str, step: int, out: int) -> None:
     params = SamplingParams(max_tokens=ANSWER, ignore_eos=True, temperature=0.8, seed=3, repetition_penalty=1.3)
     request = Request([(5 * place) % 256 for place in range(PROMPT)], params, id="r")
     store = PrefixStore(loaded, folder, width=WIDTH, keep_free_bytes=0, system=Deadly(step))
-    tight_until = 0
+    tight_until, told = 0, []
     size = lambda: 97 if mode == "pause" and meter.readings < tight_until else 1
     meter = FakeMeter(1 << 40, loaded.weights_bytes)
     guard = MemoryGuard(100 * loaded.weights_bytes, meter=meter, interval=0.004)
@@ -43,6 +44,9 @@ def run(mode: str, model: str, folder: str, step: int, out: int) -> None:
             say(token=event.token)
         elif event.kind in ("paused", "resumed"):
             say(kind=event.kind)
+            told.append(event.kind)
+            if event.kind == "paused" and told.count("paused") == pauses:
+                os.kill(os.getpid(), signal.SIGKILL)
         elif event.kind == "finished":
             say(finished=event.reason, cached=event.usage.cached_tokens)
         # Tight after every token, calm some polls after every pause.
@@ -70,13 +74,13 @@ def main() -> None:
     import labkit.engine.prefix.store  # noqa: F401  # before the forks; no array is made here
 
     for line in sys.stdin:
-        mode, model, folder, step, lines, seconds = line.split()
+        mode, model, folder, step, lines, seconds, pauses = line.split()
         read, written = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(read)
             try:
-                run(mode, model, folder, int(step), written)
+                run(mode, model, folder, int(step), int(pauses), written)
                 os._exit(0)
             except BaseException as error:
                 os.write(written, (json.dumps({"error": repr(error)}) + "\n").encode())

