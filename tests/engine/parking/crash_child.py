@@ -1,11 +1,10 @@
 """An engine that pauses and resumes one row until it is killed. Run as a script: imports once, then forks.
 
-Each line on standard input, `MODE MODEL FOLDER STEP LINES SECONDS PAUSES`, starts one fork and is answered by a line of JSON:
-the signal that ended it (0: none) and what it had said, line by line. MODE "plain" runs the request undisturbed;
-"pause" pauses and resumes it at every token, and dies in step STEP of its store's work on the disk, in the middle of
-it if that is a write, or SECONDS after it has said so many LINES, or having said that it is paused for the time number
-PAUSES; "resume" takes up what was left, or asks again if
-nothing was.
+Each line on standard input, `MODE MODEL FOLDER STEP LINES SECONDS PAUSES`, starts one fork and is answered by a line of
+JSON: the signal that ended it (0: none) and what it had said, line by line. MODE "plain" runs the request undisturbed;
+"pause" pauses and resumes it at every token, and dies in step STEP of its store's work on the disk, in the middle of it
+if that is a write, or SECONDS after it has said so many LINES, or having said for the PAUSESth time that it is paused;
+"resume" takes up what was left, or asks again if nothing was.
 """
 
 from __future__ import annotations
