@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from labkit.measure.trace import capture
 from labkit.models import Rows
@@ -24,7 +25,7 @@ def sent(monkeypatch):
 def read(model, tokens):
     caches = model.make_caches()
     logits = model(tokens, caches, Rows.single(), logits="all").logits
-    return [logits, *(array for cache in caches for array in cache.state)]
+    return [logits, *(array for _, array in tree_flatten([cache.state for cache in caches]))]
 
 
 def test_a_prompt_is_sent_piece_by_piece_and_keeps_its_bits(monkeypatch, sent):
