@@ -11,7 +11,7 @@ from numba import carray
 
 from labkit.kernels.compiled import entry, inner, loop
 from labkit.kernels.fused.loops import copy, fill, scale_to, sigmoid
-from labkit.kernels.gated_delta.tiles import ROWS, look, turn
+from labkit.kernels.gated_delta.tiles import AHEAD, LAST_ROWS, ROWS, last_turn, look, turn
 from labkit.kernels.vectors import pointer
 from labkit.kernels.views import floats, whole_numbers
 
@@ -32,9 +32,16 @@ def scan_block(state, dv, dk, q, k, v, decay, beta, count, y):
     """
     values, out = carray(pointer(v), (count, dv), np.float32), carray(pointer(y), (count, dv), np.float32)
     decays, betas = carray(pointer(decay), (count,), np.float32), carray(pointer(beta), (count,), np.float32)
-    change, seen, read = np.empty(ROWS, np.float32), np.empty(ROWS, np.float32), np.empty(ROWS, np.float32)
-    for d in range(0, dv, ROWS):
-        look(state + 4 * dk * d, k, seen.ctypes.data, dk)
+    change, seen, read = np.empty(LAST_ROWS, np.float32), np.empty(LAST_ROWS, np.float32), np.empty(ROWS, np.float32)
+    alone = dv // LAST_ROWS * LAST_ROWS if count == 1 else 0
+    for d in range(0, alone, LAST_ROWS):
+        at = state + 4 * dk * d
+        look(LAST_ROWS, AHEAD, at, k, seen.ctypes.data, dk)
+        for row in range(LAST_ROWS):
+            change[row] = betas[0] * (values[0, d + row] - decays[0] * seen[row])
+        last_turn(at, k, q, decays[0], change.ctypes.data, y + 4 * d, dk)
+    for d in range(alone, dv, ROWS):
+        look(ROWS, 0, state + 4 * dk * d, k, seen.ctypes.data, dk)
         for t in range(count):
             for row in range(ROWS):
                 change[row] = betas[t] * (values[t, d + row] - decays[t] * seen[row])

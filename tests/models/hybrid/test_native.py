@@ -89,9 +89,9 @@ def test_other_groups_and_checkpoints_in_bfloat16(group, bits, dtype):
     agree(whole(model, tokens)[0], whole(Adapter(module, settings), tokens)[0])
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-def test_neighbours_and_padding_change_no_bit(padding):
-    model, adapter = native(), models().adapter
+@pytest.mark.parametrize(("padding", "threads"), [("left", 2), ("right", 3)])
+def test_neighbours_padding_and_the_thread_that_computes_a_row_change_no_bit(padding, threads):
+    model, adapter = native("sparse", 4, threads), models().adapter
     rows = [prompt(n, n)[0].tolist() for n in (4, 9, 23)]
     more = [prompt(n, 50 + n)[0].tolist() for n in (7, 1, 3)]
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import pairwise
+from typing import NamedTuple
 
-import mlx.core as mx
 import numpy as np
 
-from labkit.caches import BatchedContiguous, Cache, Recurrent
-from labkit.caches.contiguous import Columns
 from labkit.kernels.attention.loops import QUERIES
 from labkit.kernels.quantized_matmul.loops import ready
 from labkit.kernels.quantized_matmul.panels import FORM, OUTPUTS, WIDTH
 from labkit.kernels.workers import Workers
 from labkit.models.hybrid.config import HybridConfig
 from labkit.models.hybrid.native import stages
-from labkit.models.hybrid.native.records import CACHE, CALL, LAYER, address, carved, filled
+from labkit.models.hybrid.native.cache_records import CacheRecords
+from labkit.models.hybrid.native.records import CALL, LAYER, address, carved, filled
 from labkit.models.hybrid.native.spans import Spans
 from labkit.models.hybrid.native.weights import Experts, NativeLayer
 
@@ -25,21 +24,29 @@ BLOCK = 96
 """Tokens of a task: many enough for each panel of weights to be worth its reading, few enough to share them out."""
 
 TOGETHER = 32
-"""Tokens from which threads share the work: to wake one costs as much as a layer of a few."""
+"""Tokens a row from which threads share each stage: to wake one costs as much as a layer of a few."""
+
+
+class Head(NamedTuple):
+    """The matrix of the vocabulary, int64 [FIELDS], and where it lies."""
+
+    arena: np.ndarray
+    matrix: np.ndarray
 
 
 class Layers:
-    """All layers as native code reads them, whatever it needs for them compiled.
+    """All layers and the head as native code reads them, whatever it needs for them compiled.
 
     Attributes:
-        records: LAYER [layers].
+        records: LAYER [layers]. head: addresses of the head's arena and matrix. outputs: V, padded.
         inputs, mixed: floats of a token's row in the widest layer.
         routed: experts of a token, experts of a layer, floats of a row of their outputs; zeros in a dense model.
     """
 
-    def __init__(self, sizes: HybridConfig, layers: Sequence[NativeLayer]):
-        self.sizes, self.layers = sizes, layers
-        self.eps = np.array([sizes.eps], np.float32)
+    def __init__(self, sizes: HybridConfig, layers: Sequence[NativeLayer], norm: np.ndarray, head: Head):
+        self.sizes, self.layers, self._last = sizes, layers, (norm, *head)
+        self.head, self.outputs = (address(head.arena), address(head.matrix)), int(head.matrix[OUTPUTS])
+        self._eps = np.array([sizes.eps], np.float32)
         self._scale = np.array([sizes.head_dim**-0.5], np.float32)
         self.records = np.empty(len(layers), LAYER)
         for number, layer in enumerate(layers):
@@ -49,57 +56,87 @@ class Layers:
         if isinstance(mlp, Experts):
             self.routed = sizes.top_k + mlp.slots, sizes.experts + mlp.slots, int(mlp.routed.down[OUTPUTS])
         for layer in layers:
-            prepare(*layer.matrices)
+            _prepare(*layer.matrices)
+        _prepare(head.matrix)
+
+    def scored(self, x: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        """What enters the head [n, D] of the stream x [M, D], for the tokens `chosen`, int64 [n]; -1: zeros."""
+        width = x.shape[1]
+        states = np.empty((chosen.size, width), np.float32)
+        arrays = address(x), address(self._last[0]), address(self._eps), width, address(chosen), address(states)
+        stages.score.call(*arrays, 0, chosen.size)
+        return states
 
 
-def prepare(*matrices: np.ndarray) -> None:
+def _prepare(*matrices: np.ndarray) -> None:
     """Compile the products that these descriptions [.., FIELDS] ask for, where that was not done yet."""
     for form in {int(form) for matrix in matrices for form in matrix.reshape(-1, matrix.shape[-1])[:, FORM]}:
         ready(form)
 
 
-class Forward:
-    """The residual stream of some tokens on its way through the layers.
+def forward(
+    layers: Layers, spans: Spans, x: np.ndarray, caches: CacheRecords, chosen: np.ndarray, workers: Workers
+) -> np.ndarray:
+    """Tokens through all layers and the head.
 
-    Attributes:
-        x: float32 [M, D].
+    Few tokens a row: each thread takes rows of its own from the first layer to the last, as nothing waits for them.
+    Many tokens: threads share each stage.
+
+    Args:
+        x: float32 [M, D], the residual stream, in place.
+        chosen: int64 [B n], tokens among all, row after row, whose logits are wanted; -1 is padding.
+
+    Returns:
+        logits [B n, V padded].
+    """
+    logits = np.empty((chosen.size, layers.outputs), np.float32)
+    each = chosen.size // spans.count
+    together = spans.tokens >= TOGETHER * spans.count and workers.threads > 1
+
+    def some(begin: int, end: int) -> None:
+        part, first, last = spans.some(begin, end), spans.starts[begin], spans.starts[end]
+        asked = slice(begin * each, end * each)
+        stream = Forward(layers, part, x[first:last], caches.from_row(begin), workers if together else None)
+        stream.through()
+        stream.head(np.maximum(chosen[asked] - first, -1), logits[asked])
+
+    if together:
+        some(0, spans.count)
+    else:
+        workers.share(some, spans.count, -(-spans.count // workers.threads))
+    caches.record()
+    return logits
+
+
+class Forward:
+    """The residual stream of some rows' tokens on its way through the layers.
+
+    Args:
+        x: float32 [M, D], the stream, in place. caches: CACHE [layers], of these rows.
+        workers: who share each stage; None: the calling thread alone computes all of them.
     """
 
-    def __init__(self, layers: Layers, spans: Spans, x: np.ndarray, caches: Sequence[Cache], workers: Workers):
-        self.spans, self.x, self._layers, self._workers = spans, x, layers, workers
-        self._shared = spans.tokens >= TOGETHER and workers.threads > 1
-        self._recorded: list[tuple[Recurrent, np.ndarray, np.ndarray]] = []
+    def __init__(self, layers: Layers, spans: Spans, x: np.ndarray, caches: np.ndarray, workers: Workers | None = None):
+        self.spans, self.x, self._layers, self._caches, self._workers = spans, x, layers, caches, workers
         self._held: list[np.ndarray] = []
-        self._caches = np.array([self._cache(cache) for cache in caches], CACHE)
         self._call = self._room()
 
     def through(self) -> None:
-        """x through all blocks; what a checkpoint wants is recorded in the caches."""
+        """x through all blocks."""
         count, call = len(self._caches), address(self._call)
-        if not self._shared:
+        if self._workers is None:
             stages.through.call(address(self._layers.records), address(self._caches), call, 0, count)
         else:
             for number in range(count):
                 self._layer(number, call)
-        for recorder, tails, states in self._recorded:
-            recorder.record(0, mx.array(tails))
-            recorder.record(1, mx.array(states))
 
-    def head(self, norm: np.ndarray, arena: np.ndarray, matrix: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """Logits [n, V padded] of these tokens, numbered among all; -1 is padding."""
-        prepare(matrix)
-        states, outputs = self.states(norm, chosen), int(matrix[OUTPUTS])
-        logits = np.empty((chosen.size, outputs), np.float32)
-        rows, at = (address(states), chosen.size), (address(arena), address(matrix), address(logits), outputs)
-        self._share(partial(stages.head.call, *rows, *at), outputs // WIDTH, 64)
-        return logits
-
-    def states(self, norm: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """What enters the head [n, D], zeros for padding."""
-        states, width = np.empty((chosen.size, self.x.shape[1]), np.float32), self.x.shape[1]
-        arrays = address(self.x), address(norm), address(self._layers.eps), width, address(chosen), address(states)
-        stages.score.call(*arrays, 0, chosen.size)
-        return states
+    def head(self, chosen: np.ndarray, logits: np.ndarray) -> None:
+        """Logits [n, V padded] of these tokens; -1 is padding."""
+        if not chosen.size:
+            return
+        layers, states = self._layers, self._layers.scored(self.x, chosen)
+        arrays = address(states), chosen.size, *layers.head, address(logits), layers.outputs
+        self._share(partial(stages.head.call, *arrays), layers.outputs // WIDTH, 64)
 
     # -- stages --------------------------------------------------------------------------------------------------------
 
@@ -130,21 +167,17 @@ class Forward:
 
     def _share(self, stage, count: int, size: int = 1) -> None:
         """stage(begin, end) over all its items, `size` of them a task."""
-        if self._shared:
-            self._workers.share(stage, count, size)
-        else:
+        if self._workers is None:
             stage(0, count)
+        else:
+            self._workers.share(stage, count, size)
 
     # -- records -------------------------------------------------------------------------------------------------------
 
-    def _hold(self, array: np.ndarray) -> int:
-        """The address of an array that lives as long as this forward."""
-        self._held.append(array)
-        return address(array)
-
     def _room(self) -> np.ndarray:
         layers, sizes, spans = self._layers, self._layers.sizes, self.spans
-        tokens, each = spans.tokens, BLOCK if self._shared else max(spans.tokens, 1)
+        tokens = spans.tokens
+        each = max(tokens, 1) if self._workers is None else BLOCK
         angles = spans.positions[:, None].astype(np.float32) * _frequencies(sizes)
         blocks = _query_blocks(spans.starts.tolist(), sizes.kv_heads)
         arrays = {
@@ -161,48 +194,11 @@ class Forward:
         counts = {"tokens": tokens, "rows": spans.count, "block_count": len(blocks), "expert_rows": each}
         return filled(CALL, **arrays, **floats, **whole, **counts)
 
-    def _cache(self, cache: Cache) -> tuple[int, ...]:
-        """The fields of CACHE."""
-        spans = self.spans
-        if isinstance(cache, Columns):
-            keys, values, first, column = _columns(cache, spans)
-            return self._hold(keys), self._hold(values), keys.shape[2], self._hold(first), self._hold(column), *[0] * 5
-        tail, state = cache.host_states(spans.count)
-        recorded, at = 0, (0, 0)
-        if cache.recording and spans.tokens == spans.count * spans.length:
-            # The cache may be asked to keep some of the tokens only.
-            recorded = spans.length
-            tails, states = (np.empty((spans.count, recorded, *x.shape[1:]), np.float32) for x in (tail, state))
-            self._recorded.append((cache, tails, states))
-            at = address(states), address(tails)
-        return *[0] * 5, self._hold(tail), self._hold(state), recorded, *at
-
 
 @cache
 def _frequencies(sizes: HybridConfig) -> np.ndarray:
     """Radians a position, float32 [rotary / 2]."""
     return (sizes.rope_base ** (-np.arange(0, sizes.rotary, 2) / sizes.rotary)).astype(np.float32)
-
-
-def _columns(cache: Columns, spans: Spans) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Buffers with room for the tokens; for each row its first column in use, and that of its first new token.
-
-    Rows stay right-justified: those that take fewer tokens than the longest move to the right first.
-    """
-    filled = cache.size()
-    if not isinstance(cache, BatchedContiguous):
-        keys, values = cache.host_columns(spans.longest, spans.count)
-        return keys, values, np.zeros(spans.count, np.int64), np.full(spans.count, filled)
-    padding = np.asarray(cache.left_padding).astype(np.int64)
-    shift = spans.length - spans.last
-    start = min(filled, *padding[shift > 0]) if shift.any() else filled
-    keys, values = cache.host_columns(spans.length, spans.count, start=int(start))
-    for row in np.flatnonzero(shift):
-        begin, by = int(padding[row]), int(shift[row])
-        if begin < filled:
-            for buffer in (keys, values):
-                buffer[row, :, begin + by : filled + by] = buffer[row, :, begin:filled].copy()
-    return keys, values, padding + shift, filled + shift + spans.first
 
 
 def _query_blocks(starts: list[int], kv_heads: int) -> np.ndarray:

@@ -111,29 +111,27 @@ class NativeHybrid(Hybrid):
 
         Logits and hidden states of padded columns are those of a zero state.
         """
-        from labkit.models.hybrid.native.forward import Forward
+        from labkit.models.hybrid.native.cache_records import CacheRecords
+        from labkit.models.hybrid.native.forward import forward
 
         self._check(tokens, caches, rows, embeddings)
         spans = Spans.of(rows, tokens.shape[1])
         chosen, each = spans.chosen(logits, rows.lengths)
         x = self._embedded(tokens, spans, embeddings)
         self._begin(caches, rows)
-        forward = Forward(self._records, spans, x, caches, self._workers)
-        forward.through()
+        scores = forward(self._records, spans, x, CacheRecords(caches, spans), chosen, self._workers)
         self._end(caches, rows, spans)
-        scores = states = None
-        if chosen.size:
-            scores = forward.head(self._norm, self._arena, self._head_matrix, chosen)[:, : self.vocab_size]
-            scores = mx.array(scores.reshape(spans.count, each, -1))
+        states = None
         if hidden:
-            states = mx.array(forward.states(self._norm, spans.every()).reshape(*tokens.shape, -1))
+            states = mx.array(self._records.scored(x, spans.every()).reshape(*tokens.shape, -1))
+        scores = mx.array(scores[:, : self.vocab_size].reshape(spans.count, each, -1)) if chosen.size else None
         return Output(scores, states)
 
     @cached_property
     def _records(self) -> Layers:
-        from labkit.models.hybrid.native.forward import Layers
+        from labkit.models.hybrid.native.forward import Head, Layers
 
-        return Layers(self.sizes, self._layers)
+        return Layers(self.sizes, self._layers, self._norm, Head(self._arena, self._head_matrix))
 
     def _embedded(self, tokens: mx.array, spans: Spans, embeddings: mx.array | None) -> np.ndarray:
         if embeddings is not None:
@@ -158,7 +156,7 @@ class NativeHybrid(Hybrid):
 
     def _end(self, caches: list[Cache], rows: Rows, spans: Spans) -> None:
         """What the caches count besides their arrays."""
-        moved, longest = spans.length - spans.last, spans.longest
+        moved = not spans.whole and spans.shift.any()
         for cache in caches:
             if cache.kind == "recurrent":
                 cache.advance(spans.length)
@@ -166,10 +164,10 @@ class NativeHybrid(Hybrid):
                     cache.finalize()
             elif isinstance(cache, BatchedContiguous):
                 cache.advance_columns(spans.length)
-                if moved.any():
-                    cache.moved_right(mx.array(moved.astype(np.int32)))
+                if moved:
+                    cache.moved_right(mx.array(spans.shift.astype(np.int32)))
             else:
-                cache.advance_columns(longest)
+                cache.advance_columns(spans.longest)
 
 
 def _stored(tensors: MutableMapping[str, mx.array]) -> mx.Dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -58,15 +59,31 @@ class Spans:
             numbers, columns = np.repeat(numbers, length), np.tile(np.arange(length), rows)
         return cls(length, first, last, starts, numbers, columns, begin[numbers] + columns)
 
-    @property
+    def some(self, begin: int, end: int) -> Spans:
+        """The rows `begin` to `end` alone."""
+        if (begin, end) == (0, self.count):
+            return self
+        at, rows = slice(self.starts[begin], self.starts[end]), slice(begin, end)
+        starts = self.starts[begin : end + 1] - self.starts[begin]
+        numbers = self.rows[at] - begin
+        return Spans(
+            self.length, self.first[rows], self.last[rows], starts, numbers, self.columns[at], self.positions[at]
+        )
+
+    @cached_property
     def whole(self) -> bool:
         """Whether there is no padding."""
         return self.tokens == self.count * self.length
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the row with the most."""
-        return int((self.last - self.first).max())
+        return self.length if self.whole else int((self.last - self.first).max())
+
+    @cached_property
+    def shift(self) -> np.ndarray:
+        """Columns of padding on each row's right, int64 [B]: what is before them moves so far to the right."""
+        return self.length - self.last
 
     @property
     def count(self) -> int:
@@ -76,7 +93,7 @@ class Spans:
     @property
     def tokens(self) -> int:
         """M."""
-        return int(self.starts[-1])
+        return self.positions.size
 
     def chosen(self, logits: LogitsFor, lengths: mx.array | None) -> tuple[np.ndarray, int]:
         """What goes through the head: each one's token among all, int64 [B n], -1 for padding; and n."""
