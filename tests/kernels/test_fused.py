@@ -90,6 +90,18 @@ def test_positions_by_row_and_by_token_agree(target):
         assert mx.array_equal(one, other)
 
 
+def test_appended_tokens_may_lie_flat():
+    tails = [normal(2, 1, 8, 64) for _ in range(2)]
+    norms = {"q_weight": normal(64), "k_weight": normal(64), "positions": mx.array([3, 7])}
+    given = {**norms, "tail_keys": tails[0], "tail_values": tails[1], "write": mx.array([[1], [4]])}
+    projected, options = normal(2, 3, 6 * 64), {"eps": 1e-6, "rotary": 16, "target": "reference"}
+    want = fused.append_heads(projected, **given, **options)
+    got = fused.append_heads(projected.reshape(6, -1), **given, **options)
+    assert all(mx.array_equal(one, other) for one, other in zip(got, want, strict=True))
+    with pytest.raises(ValueError, match=r"projected \(5, 384\)"):
+        fused.append_heads(projected.reshape(6, -1)[:5], **given, **options)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_rotation_is_relative(target):
     """The product of a rotated q and k depends on the distance alone, near position 0 and near 100,000."""

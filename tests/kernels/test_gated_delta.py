@@ -332,6 +332,21 @@ def test_verification_of_a_draft_is_steps_one_by_one(target):
     assert same_bits(tail, last["tail"])
 
 
+@pytest.mark.parametrize("target", ["reference", "native"])
+def test_tokens_may_lie_flat(target):
+    """[B * T, C] in, [B * T, Hv * Dv] out: a model's graph needs no operation between the projections and the step."""
+    heads, dims = (1, 2), (64, 64)
+    given = layer_inputs(2, 3, *heads, *dims, mx.float32)
+    options = {"eps": 1e-6, "heads": heads, "dims": dims, "target": target}
+    want = decode_step(**given, **options)
+    flat = {name: given[name].reshape(6, -1) for name in ("qkv", "a", "b", "z")}
+    got = decode_step(**{**given, **flat}, **options)
+    assert got[0].shape == (6, 128)
+    assert all(same_bits(one, other.reshape(one.shape)) for one, other in zip(got, want, strict=True))
+    with pytest.raises(ValueError, match=r"qkv \(5, .*as many rows as the tail"):
+        decode_step(**{**given, **flat, "qkv": flat["qkv"][:5]}, **options)
+
+
 @pytest.mark.parametrize("barrier", [0, 1])
 def test_a_barrier_missing_from_the_scan_is_found(barrier):
     call = scan_call(RuleInputs.checked(*random_scan_inputs(1, 40, 1, 1, 128, 32, mx.float32)))

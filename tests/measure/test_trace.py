@@ -165,6 +165,19 @@ def test_the_specialised_graph_needs_fewer_launches_and_stages(small):
     assert ours.stages < theirs.stages
 
 
+def test_a_step_of_the_specialised_graph_has_hardly_an_operation_that_launches_nothing(small):
+    """Each costs its host time too: kernels take and return the shapes of their neighbours."""
+    from labkit.measure.trace.step import VIEWS
+    from labkit.models.hybrid import Hybrid
+
+    captured = capture(Hybrid.from_module(small.module, small.config))
+    views = [operation.name for operation in captured.operations if operation.name in VIEWS]
+    # Looking up a token: 4. A new cache's first tail: 1. Columns: 1. Logits by row, and the sampler: 4.
+    assert len(views) <= 10, views
+    inside = [o for o in captured.operations if any(v.origin.startswith("layers.") for v in o.inputs)]
+    assert not [operation.name for operation in inside if operation.name in VIEWS]
+
+
 def test_records_and_pictures_hold_the_counts(small, tmp_path):
     costs = model_costs.of(small.config, dtype="float32")
     trace = StepTrace.of(capture(small.model), costs)

@@ -152,7 +152,7 @@ def decode_rows(
         keys, values, scale, tail, gates, layout, form, packed, wide, target: as there.
 
     Returns:
-        [B * L, Hq, D] in the queries' dtype.
+        [B * L, Hq, D] in the queries' dtype; with gates [B * L, Hq * D].
 
     Raises:
         ValueError: shapes, dtypes or sizes that do not fit.

@@ -176,7 +176,8 @@ def merge_call(partial: mx.array, stats: mx.array, dtype: mx.Dtype, gates: mx.ar
 
     Args:
         gates: [..., W], a row for each of the R tokens that begins with each head's query and gate, D values each, as
-            Qwen3.5's projection leaves them: outputs are multiplied by sigmoid(gate).
+            Qwen3.5's projection leaves them: outputs are multiplied by sigmoid(gate), and a token's heads lie side by
+            side, [R, Hq * D], as the output projection takes them.
 
     Raises:
         ValueError: gates that are too few.
@@ -194,7 +195,7 @@ def merge_call(partial: mx.array, stats: mx.array, dtype: mx.Dtype, gates: mx.ar
         ],
         "grid": (rows * heads * width * slices, 1, 1),
         "threadgroup": (width * slices, 1, 1),
-        "output_shapes": [(rows, heads, width)],
+        "output_shapes": [(rows, heads, width) if gates is None else (rows, heads * width)],
         "output_dtypes": [dtype],
     }
 

@@ -97,7 +97,7 @@ def merge(launch: Launch) -> list[mx.array]:
         rows, heads, width = out.shape
         gates = gates.astype(mx.float32).reshape(rows, -1)[:, : 2 * heads * width]
         out = out * mx.sigmoid(gates.reshape(rows, heads, 2 * width)[..., width:])
-    return [out]
+    return [out.reshape(launch.output_shapes[0])]
 
 
 def _scores(

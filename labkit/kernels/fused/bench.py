@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 
+from labkit.kernels.device_clock import Calls, add_device_times
 from labkit.kernels.fused import chains_gates as problems
 from labkit.kernels.fused import savings
 from labkit.kernels.fused.launches import (
@@ -73,28 +75,34 @@ PROBLEMS: tuple[tuple[Problem, Callable[[Launch], Sequence[mx.array]], tuple, tu
 
 
 def rows(quick: bool = True) -> list[dict]:
-    """One row a kernel, size and configuration; the host's cost of a launch (about 3.5 us) is inside. What fails is
-    printed and left out."""
+    """One row a kernel, size and configuration. `us` has the host's cost of a launch (about 3.5 us) inside;
+    `device_us`, where it can be had, has not, and the rates are its. What fails is printed and left out."""
     rounds = 3 if quick else 9
     found = []
     for problem, baseline, sizes, configurations in PROBLEMS:
         for tokens in sizes:
-            beside = attempt(f"mlx {problem.__name__} {tokens}", lambda: _baseline(problem, baseline, tokens, rounds))  # noqa: B023
+            mlx = attempt(f"mlx {problem.__name__} {tokens}", partial(_baseline, problem, baseline, tokens))
+            timing = {"launches": 32, "rounds": rounds}
+            beside = attempt(f"mlx {problem.__name__} {tokens}", partial(queued, mlx, **timing)) if mlx else None
+            measured = []
             for configuration in configurations:
-                measure = lambda p=problem, t=tokens, c=configuration: _measure(p, t, c, rounds)
-                if row := attempt(f"{problem.__name__} {tokens} {configuration}", measure):
-                    found.append({**row, "mlx_us": beside})
+                measure = partial(_measure, problem, tokens, configuration, rounds)
+                if one := attempt(f"{problem.__name__} {tokens} {configuration}", measure):
+                    measured.append(({**one[0], "mlx_us": 1e6 * beside if beside else None}, one[1]))
+            found += add_device_times(measured, {"mlx": mlx})
     for name, work, tokens in (
         ("torch rms_norm * silu", _torch_gated_norm, 4096),
         ("torch norm and rotation", _torch_qk, 4096),
     ):
-        us = attempt(name, lambda: _torch(work, tokens))  # noqa: B023
+        calls = attempt(name, partial(_torch, work, tokens))
+        us = attempt(name, partial(torch_us, calls, launches=32)) if calls else None
         if us:
-            found.append({"name": name, "shape": f"{tokens} tokens", "configuration": "eager bf16", "us": us})
+            row = {"name": name, "shape": f"{tokens} tokens", "configuration": "eager bf16", "us": us}
+            found += add_device_times([(row, calls)])
     return found
 
 
-def _measure(problem: Problem, tokens: int, configuration: int | None, rounds: int) -> dict:
+def _measure(problem: Problem, tokens: int, configuration: int | None, rounds: int) -> tuple[dict, Calls]:
     kernel, first, saving = problem(tokens, configuration)
     count = min(64, copies_for(saving.fused.bytes))
     calls = [first] + [problem(tokens, configuration)[1] for _ in range(count - 1)]
@@ -104,9 +112,10 @@ def _measure(problem: Problem, tokens: int, configuration: int | None, rounds: i
         (mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max() / mx.abs(b).max()).item()
         for a, b in zip(kernel(**first), want, strict=True)
     )
-    seconds = queued([lambda c=c: kernel(**c) for c in calls], launches=32 if tokens > 100 else 128, rounds=rounds)
+    work = [partial(kernel, **c) for c in calls]
+    seconds = queued(work, launches=32 if tokens > 100 else 128, rounds=rounds)
     floor = saving.fused.bytes / COPY_RATE
-    return {
+    row = {
         "name": kernel.name,
         "shape": f"{tokens} tokens",
         "configuration": f"{'threads' if problem is _router else 'vector'} {configuration or 'chosen'}",
@@ -118,23 +127,24 @@ def _measure(problem: Problem, tokens: int, configuration: int | None, rounds: i
         "launches_saved": saving.launches,
         "bytes_saved": saving.bytes,
     }
+    return row, work
 
 
-def _baseline(problem: Problem, baseline: Callable, tokens: int, rounds: int) -> float:
+def _baseline(problem: Problem, baseline: Callable, tokens: int) -> Calls:
     kernel, call, saving = problem(tokens, None)
     launches = [kernel.launch(**call)]
     for _ in range(min(16, copies_for(saving.fused.bytes)) - 1):
         launches.append(kernel.launch(**problem(tokens, None)[1]))
     mx.eval([launch.inputs[:3] for launch in launches])
-    return 1e6 * queued([lambda l=l: baseline(l) for l in launches], launches=32, rounds=rounds)
+    return [partial(baseline, launch) for launch in launches]
 
 
-def _torch(work: Callable, tokens: int) -> float | None:
+def _torch(work: Callable, tokens: int) -> Calls | None:
     try:
         import torch
     except ImportError:
         return None
-    return torch_us([work(torch, tokens) for _ in range(4)], launches=32) if torch.cuda.is_available() else None
+    return [work(torch, tokens) for _ in range(4)] if torch.cuda.is_available() else None
 
 
 def _torch_gated_norm(torch, tokens: int) -> Callable:

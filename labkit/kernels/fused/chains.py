@@ -78,7 +78,8 @@ def append_heads(
     No kernel writes into its inputs, so the tail is copied: it is small, and the copy needs no launch of its own.
 
     Args:
-        projected: [B, L, W], rows of one projection: each head's query and gate (2 D), all keys, all values.
+        projected: [B, L, W] or [B * L, W], rows of one projection: each head's query and gate (2 D), all keys, all
+            values.
         q_weight, k_weight: [D], of the norms. positions: [B] int32, of each row's first token.
         tail_keys, tail_values: [B, Hk, C, D], in projected's dtype; D a multiple of four.
         write: int32 [1 or more], whose first value is the column of the first new token, at most C - L; or [B, 1], each

@@ -28,7 +28,7 @@ def append_heads(launch: Launch) -> list[mx.array]:
     projected, q_weight, k_weight, frequency, positions, tail_keys, tail_values, write, eps = launch.inputs
     template = dict(launch.template)
     dim, heads, kv_heads, length = (template[name] for name in ("D", "HQ", "HK", "L"))
-    rows = projected.shape[0]
+    rows = tail_keys.shape[0]
     ends = [2 * heads * dim, (2 * heads + kv_heads) * dim]
     queries, keys, values = (
         part.astype(mx.float32).reshape(rows, length, -1, dim) for part in mx.split(projected, ends, axis=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 
 import mlx.core as mx
@@ -127,14 +128,18 @@ def append_heads_call(
     base: float = 10000.0,
 ) -> dict:
     """The arguments of `APPEND_HEADS`. Raises ValueError for what does not fit."""
-    if projected.ndim != 3 or tail_keys.ndim != 4 or tail_keys.shape != tail_values.shape:
+    tails = tail_keys.ndim == 4 and tail_keys.size and tail_keys.shape == tail_values.shape
+    if projected.ndim not in (2, 3) or not tails:
         raise ValueError(
-            f"projected [B, L, W] and tails [B, Hk, C, D] are needed, not {projected.shape}, {tail_keys.shape} and "
-            f"{tail_values.shape}"
+            f"projected [B, L, W] or [B * L, W] and tails [B, Hk, C, D] are needed, not {projected.shape}, "
+            f"{tail_keys.shape} and {tail_values.shape}"
         )
-    (rows, length, width), (batch, key_heads, columns, dim) = projected.shape, tail_keys.shape
+    rows, key_heads, columns, dim = tail_keys.shape
+    *tokens, width = projected.shape
+    length = prod(tokens) // rows
     heads, rest = divmod(width - 2 * key_heads * dim, 2 * dim)
-    if batch != rows or rest or heads < 1 or length > columns or width % 4 or dim % 4:
+    by_rows = tokens in ([rows, length], [rows * length])
+    if not by_rows or rest or heads < 1 or not 0 < length <= columns or width % 4 or dim % 4:
         raise ValueError(
             f"projected {projected.shape} holds no queries with gates, keys and values for tails {tail_keys.shape}"
         )

@@ -51,8 +51,23 @@ def check_layer(
     """The sizes of a layer's call, and its conv weight as [C, 4]. Raises ValueError if something does not fit."""
     if qkv.ndim != 3:
         raise ValueError(f"qkv is [B, T, C], not {qkv.shape}")
+    return check_rows(qkv, qkv.shape[:2], a, b, tail, weight, a_log, dt_bias, dims)
+
+
+def check_rows(
+    qkv: mx.array,
+    rows: tuple[int, int],
+    a: Part,
+    b: Part,
+    tail: mx.array,
+    weight: mx.array,
+    a_log: mx.array,
+    dt_bias: mx.array,
+    dims: tuple,
+) -> tuple[Shape, mx.array]:
+    """`check_layer` for B rows of T tokens, however qkv's leading dimensions say it."""
     hk, hv, dk, dv = dims
-    shape = Shape(qkv.shape[0], qkv.shape[1], hk, hv, dk, dv)
+    shape = Shape(*rows, hk, hv, dk, dv)
     check_activations(qkv.dtype)
     if qkv.shape[-1] != shape.channels and not (isinstance(a, int) and isinstance(b, int)):
         raise ValueError(f"qkv needs {shape.channels} channels, not shape {qkv.shape}")

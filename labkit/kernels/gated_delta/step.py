@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import mlx.core as mx
 
 from labkit.kernels.door import takes_arrays
 from labkit.kernels.gated_delta import joined, native, reference
-from labkit.kernels.gated_delta.conv import check_layer
+from labkit.kernels.gated_delta.conv import check_rows
 from labkit.kernels.gated_delta.joined import Part
 from labkit.kernels.gated_delta.recurrence import PACKED
 from labkit.kernels.gated_delta.shapes import DELTA, check_spans, expect
-from labkit.kernels.launch import Kernel
+from labkit.kernels.launch import Implementation, Kernel
+from labkit.kernels.signature import Launch
 
 STEP = Kernel.from_file(
     Path(__file__).parent / "step.metal",
@@ -21,8 +23,8 @@ STEP = Kernel.from_file(
     ["out", "states", "tail_out"],
     name="gated_delta_step",
     header=DELTA,
-    reference=lambda launch: reference.step(joined.apart(launch)),
-    native=lambda launch: native.step(joined.apart(launch)),
+    reference=lambda launch: _shaped(reference.step, launch),
+    native=lambda launch: _shaped(native.step, launch),
 )
 
 MAX_TOKENS = 8
@@ -59,14 +61,20 @@ def step_call(
     Raises:
         ValueError: shapes or dtypes that do not fit, or more than eight tokens.
     """
-    shape, weight = check_layer(qkv, a, b, tail, weight, a_log, dt_bias, (*heads, *dims))
+    flat, batch = qkv.ndim == 2, tail.shape[0] if tail.ndim else 0
+    if flat and (batch == 0 or qkv.shape[0] % batch):
+        raise ValueError(f"qkv {qkv.shape} holds no tokens of as many rows as the tail {tail.shape}")
+    if not flat and qkv.ndim != 3:
+        raise ValueError(f"qkv is [B, T, C] or [B * T, C], not {qkv.shape}")
+    rows = (batch, qkv.shape[0] // batch) if flat else qkv.shape[:2]
+    shape, weight = check_rows(qkv, rows, a, b, tail, weight, a_log, dt_bias, (*heads, *dims))
     spanned, spans = spans is not None, check_spans(spans, shape.batch, shape.length)
     staged = shape.length * (2 * shape.dk + shape.dv + 2) * 4
     if shape.length > MAX_TOKENS or staged > 32 * 1024:
         raise ValueError(
             f"a decode step takes up to {MAX_TOKENS} tokens, not {shape.length}; take scan_inputs, scan and gated_norm"
         )
-    outputs = (shape.batch, shape.length, shape.hv, shape.dv)
+    outputs = (qkv.shape[0], shape.hv * shape.dv) if flat else (*rows, shape.hv, shape.dv)
     rows_a, rows_b = (joined.locate(name, part, qkv, shape, shape.hv) for name, part in (("a", a), ("b", b)))
     rows_z = joined.locate("z", z, qkv, shape, shape.hv * shape.dv)
     if rows_z.at % 4:
@@ -100,6 +108,14 @@ def step_call(
     }
 
 
+def _shaped(function: Implementation, launch: Launch) -> list[mx.array]:
+    """What a function on a CPU makes of a launch, whose tokens may lie flat: it reads and returns them by rows."""
+    batch, length = launch.inputs[4].shape[0], dict(launch.template)["TOKENS"]
+    tokens = [part if part.ndim > 2 else part.reshape(batch, length, -1) for part in launch.inputs[:4]]
+    out, *others = function(joined.apart(replace(launch, inputs=(*tokens, *launch.inputs[4:]))))
+    return [out.reshape(launch.output_shapes[0]), *others]
+
+
 @takes_arrays
 def decode_step(
     qkv: mx.array,
@@ -127,7 +143,8 @@ def decode_step(
     the rest stays on the chip.
 
     Args:
-        qkv, a, b, tail, weight, a_log, dt_bias, spans, heads, dims: as for `scan_inputs`, T at most 8.
+        qkv, a, b, tail, weight, a_log, dt_bias, spans, heads, dims: as for `scan_inputs`, T at most 8; qkv also as
+            [B * T, ...], row by row.
         z: [B, T, Hv, Dv] or [B, T, Hv * Dv], the gate of the norm, or its column in qkv's rows. norm_weight: [Dv].
         eps: as for `gated_norm`.
         state: [B, Hv, Dv, Dk], float32.
@@ -135,8 +152,9 @@ def decode_step(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        out [B, T, Hv, Dv] in qkv's dtype, zero at pads; the new state [B, Hv, Dv, Dk], or [B, T, Hv, Dv, Dk] with
-        `each`; the new tail. A row without valid tokens keeps state and tail bit for bit.
+        out [B, T, Hv, Dv] in qkv's dtype, or flat as qkv, [B * T, Hv * Dv], zero at pads; the new state
+        [B, Hv, Dv, Dk], or [B, T, Hv, Dv, Dk] with `each`; the new tail. A row without valid tokens keeps state and
+        tail bit for bit.
 
     Raises:
         ValueError: shapes or dtypes that do not fit, or too many tokens.

@@ -73,9 +73,9 @@ class AttentionLayer:
         cache.take_tail(memory.tail_keys, memory.tail_values, step.length)
 
     def mix(self, x: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
-        """The layer for a few new tokens, as a function of arrays alone; x [B, L, hidden] or [B * L, hidden]."""
+        """The layer for a few new tokens, as a function of arrays alone; x [B * L, hidden]."""
         columns, variants = step.columns, step.plan.variants
-        projected = step.plan.product(x, self.weights.inputs).reshape(step.batch, step.length, -1)
+        projected = step.plan.product(x, self.weights.inputs)
         append = self._append if variants.fuse_queries else self._append_apart
         q, *tail = append(projected, memory, step)
         attended = decode_rows(
@@ -83,7 +83,6 @@ class AttentionLayer:
             tail=Tail(*tail, columns.settled), table=memory.table, layout=self._layout(memory, variants),
             packed=variants.heads == "packed", wide=variants.loads == "wide",
         )  # fmt: skip
-        attended = attended.reshape(*x.shape[:-1], -1)
         after = memory._replace(tail_keys=tail[0], tail_values=tail[1])
         return step.plan.product(attended, self.weights.output), after
 

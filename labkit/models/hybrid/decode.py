@@ -73,7 +73,7 @@ class FewTokens:
         def compute(arrays: list[mx.array], spans: list[mx.array], memory: list[tuple]) -> tuple[tuple, list[tuple]]:
             x, positions, *counts = arrays
             batch, length = x.shape[:2]
-            columns = Columns(*counts) if paged else _columns(*counts, tokens=batch * length, length=length)
+            columns = Columns(*counts) if paged else _columns(*counts, length=length)
             now = replace(step, batch=batch, length=length, positions=positions, columns=columns)
             now = replace(now, spans=spans[0] if spans else None)
             after = list(memory)
@@ -87,14 +87,18 @@ class FewTokens:
 
             if not given:
                 x = graph.embed(x)
-            # Tokens without their rows: each change of shape would be an operation of its own.
-            x = x.reshape(batch * length, -1)
+            # Tokens without their rows: each change of shape would be an operation of its own. For the same reason
+            # shapes are spelled out, so that a reshape to what is there is none.
+            x = x.reshape(batch * length, x.shape[-1])
             if persistent.takes_layers(now, paged):
                 *parts, after = persistent.layers_through(graph.layers, x, memory, now)
             else:
                 parts = graph.through(x, mix, now)
-            parts = [part.reshape(batch, length, -1) for part in parts]
-            return tuple(graph.head(*parts, None, logits, hidden, now)), after
+            by_rows = lambda part: part.reshape(batch, length, part.shape[-1])
+            if length == 1 or logits == "all":  # every column is asked for, so nothing looks for it
+                asked = graph.head(*parts, None, logits and "all", hidden, now)
+                return tuple(part if part is None else by_rows(part) for part in asked), after
+            return tuple(graph.head(*map(by_rows, parts), None, logits, hidden, now)), after
 
         if not self._may_compile(step):
             return compute
@@ -121,13 +125,13 @@ class FewTokens:
         return Columns(int32s((0,) * len(last)), int32s(last), rows.finished(), int32s(tuple(rows.held()))[:, None])
 
     def _counts(self, caches: list[Cache], step: Step) -> list[mx.array]:
-        """int32 [4]: 0, columns before the step, those of them that are settled, and the tail's next column; what is
-        added to them for each token (`_table`); and the rows' padding [B] if they have some. Every attention layer has
-        taken the same tokens."""
+        """int32 [L + 3]: 0, the columns that each new token sees, those of them that are settled, and the tail's next
+        column; which of them stands where in a step's columns (`_table`); and the rows' padding [B] if they have some.
+        Every attention layer has taken the same tokens."""
         table = self._table(step.batch, step.length)
         attending = [cache for cache in caches if cache.kind == "contiguous"]
         if not attending:
-            return [mx.zeros((4,), mx.int32), table]
+            return [mx.zeros((step.length + 3,), mx.int32), table]
         settled = {cache.open_tail(step.length)[2].settled for cache in attending}
         if len(settled) > 1:
             for cache in attending:
@@ -135,15 +139,16 @@ class FewTokens:
             settled = {cache.open_tail(step.length)[2].settled for cache in attending}
         filled, (settled,) = attending[0].size(), settled
         padding = [attending[0].left_padding] if isinstance(attending[0], BatchedContiguous) else []
-        return [mx.array([0, filled, settled, filled - settled], dtype=mx.int32), table, *padding]
+        seen = range(filled + 1, filled + step.length + 1)
+        return [mx.array([0, *seen, settled, filled - settled], dtype=mx.int32), table, *padding]
 
     def _table(self, batch: int, length: int) -> mx.array:
-        """[4, B * L, at least 8]: what is added to the counts for each token. Wide enough to lie in a GPU's memory."""
+        """int32 [2 B L + 16]: which count is a token's first column, each of them; its last; which is what has settled,
+        and where to write, eight times each: wide enough to lie in a GPU's memory."""
         if (batch, length) not in self._tables:
-            tokens = batch * length
-            later = [1 + index % length for index in range(tokens)] + [0] * max(0, 8 - tokens)
-            none = [0] * len(later)
-            self._tables[batch, length] = on_device(mx.array([none, later, none, none], dtype=mx.int32))
+            last = [1 + index % length for index in range(batch * length)]
+            places = [0] * len(last) + last + [length + 1] * 8 + [length + 2] * 8
+            self._tables[batch, length] = on_device(mx.array(places, dtype=mx.int32))
         return self._tables[batch, length]
 
 
@@ -151,9 +156,11 @@ def _present(arrays: tuple) -> tuple:
     return tuple(array for array in arrays if array is not None)
 
 
-def _columns(
-    counts: mx.array, table: mx.array, padding: mx.array | None = None, *, tokens: int, length: int
-) -> Columns:
-    placed = counts[:, None] + table
-    first = placed[0, :tokens] if padding is None else mx.repeat(padding, length)
-    return Columns(first, placed[1, :tokens], placed[2], placed[3])
+def _columns(counts: mx.array, table: mx.array, padding: mx.array | None = None, *, length: int) -> Columns:
+    tokens = (table.size - 16) // 2
+    # Two operations, one launch. An index or a slice for each would be two apiece, and an index a launch.
+    placed = mx.take_along_axis(counts, table, axis=0)
+    first, last, settled, write = mx.split(placed, [tokens, 2 * tokens, 2 * tokens + 8])
+    if padding is not None:
+        first = padding if length == 1 else mx.repeat(padding, length)
+    return Columns(first, last, settled, write)

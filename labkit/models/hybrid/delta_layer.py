@@ -72,14 +72,17 @@ class DeltaLayer:
 
     def mix(self, x: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
         """The layer as a function of arrays alone; x [B, L, hidden] or [B * L, hidden]."""
-        projected = step.plan.product(x, self.weights.inputs).reshape(step.batch, step.length, -1)
+        projected = step.plan.product(x, self.weights.inputs)
+        by_rows = (step.batch, step.length, projected.shape[-1])
         if not self.config.delta_fits_kernels:
-            y, after = self._plainly(projected, memory, step)
+            y, after = self._plainly(projected.reshape(by_rows), memory, step)
         elif step.length <= MAX_STEP and step.plan.variants.fuse_recurrence and not step.plan.invariant:
             y, after = self._in_one_launch(projected, memory, step)
         else:
-            y, after = self._in_three(projected, memory, step)
-        return step.plan.product(y.reshape(*x.shape[:-1], -1), self.weights.output), after
+            y, after = self._in_three(projected.reshape(by_rows), memory, step)
+        # Shapes spelled out: a reshape to what is already there is no operation.
+        y = y.reshape(*x.shape[:-1], self.config.delta_width)
+        return step.plan.product(y, self.weights.output), after
 
     def _places(self, projected: mx.array) -> tuple[int, int, int] | None:
         """The columns of z, a and b in the projection's rows, where kernels can read them in place."""
@@ -141,8 +144,10 @@ class DeltaLayer:
 
     def _tails(self, tail: mx.array, projected: mx.array) -> mx.array:
         """The conv tail after each token: [B, L, 3, C]."""
-        sequence = mx.concatenate([tail, projected[..., : self.config.conv_channels]], axis=1)
-        return mx.stack([sequence[:, t + 1 : t + 4] for t in range(projected.shape[1])], axis=1)
+        batch, _, channels = tail.shape
+        new = projected[..., :channels].reshape(batch, -1, channels)
+        sequence = mx.concatenate([tail, new], axis=1)
+        return mx.stack([sequence[:, t + 1 : t + 4] for t in range(new.shape[1])], axis=1)
 
 
 def _update(step: Step):
