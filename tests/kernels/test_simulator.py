@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 
 from labkit.kernels import simulator
+from labkit.kernels.artefacts import ArtefactCache
 from labkit.kernels.fused import RESIDUAL_RMS_NORM, residual_rms_norm_call
 from labkit.kernels.signature import MetalText, make_launch
 from labkit.kernels.simulator import symbols
+from labkit.kernels.simulator.compiler import Build, build_library
+from labkit.kernels.simulator.translation import translate
 
 ZIG = (sys.executable, "-m", "ziglang", "c++")
 HEAD = (
@@ -304,6 +307,30 @@ def test_the_last_threadgroup_may_read_what_the_others_published():
         assert abs(run.outputs[0][300].item() - x.sum().item()) < 1e-3
 
 
+@pytest.mark.parametrize("silent", [99, 17])
+def test_what_many_atomics_publish_is_told_apart(silent):
+    """Forty threadgroups, an atomic of its own for each; the last one reads all, also what the silent one left."""
+    body = """
+    uint g = threadgroup_position_in_grid.x;
+    y[i] = x[i];
+    threadgroup_barrier(mem_flags::mem_device);
+    device atomic<uint>* done = (device atomic<uint>*)&y[1280];
+    if (t == 0 && g != silent) atomic_store_explicit(done + g, 1u, memory_order_relaxed);
+    if (g < 39) return;
+    uint seen = atomic_load_explicit(done + t, memory_order_relaxed);
+    if (t < 7) seen += atomic_load_explicit(done + 32 + t, memory_order_relaxed);
+    threadgroup_barrier(mem_flags::mem_device);
+    float sum = seen;
+    for (uint k = t; k < 1248; k += 32) sum += y[k];
+    y[1344 + t] = sum;
+    """
+    call = {"grid": 1280, "threadgroup": 32, "init_value": 0, "names": ("x", "silent")}
+    run = launch(body, [mx.ones((1280,)), silent], (1376,), check=True, **call)
+    assert {fault.kind for fault in run.faults} == ({"race-between-threadgroups"} if silent < 40 else set())
+    assert {fault.element // 32 for fault in run.faults} <= {silent}
+    assert run.outputs[0][1344:].sum().item() == 1248 + 39 - (silent < 40)
+
+
 def test_schedules_change_a_racy_result_and_leave_a_right_one():
     racy = "threadgroup float s[64]; s[t] = x[i]; y[i] = s[63 - t];"
     right = racy.replace("y[i]", "threadgroup_barrier(mem_flags::mem_threadgroup); y[i]")
@@ -385,6 +412,18 @@ def test_other_compilers_and_switches_give_the_same_bits(way, check):
     if check:
         assert other.traffic.buffers == one.traffic.buffers
         assert {f.line for f in other.traffic.by_line} == {f.line for f in one.traffic.by_line}
+
+
+@pytest.mark.skipif(not (shutil.which("ldd") and shutil.which("g++")), reason="asks the loader what GCC linked")
+def test_a_kernel_needs_no_library_of_the_compiler():
+    """Reading one took three quarters of each link."""
+    text = MetalText("plain", ("x",), ("y",), HEAD + "y[i] = x[i];")
+    call = {"grid": (64, 1, 1), "threadgroup": (64, 1, 1), "output_shapes": [(64,)], "output_dtypes": [mx.float32]}
+    translated = translate(text, make_launch(text, inputs=[mx.zeros((64,))], **call))
+    library = build_library(translated, Build(check=True), ArtefactCache())
+    needed = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
+    assert "libc." in needed or "musl" in needed
+    assert "++" not in needed
 
 
 def test_a_fault_found_through_zig_names_its_line():
@@ -485,6 +524,23 @@ def test_lanes_that_read_different_buffers_at_one_instruction_make_a_request_to_
         assert (flow.bytes, flow.requests, flow.lines, flow.sectors, flow.footprint) == (128, 2, 2, 8, 256)
     by_line = {flow.memory: flow for flow in traffic.by_line if flow.direction == "read"}
     assert {name: flow.lines for name, flow in by_line.items()} == {"a": 2, "b": 2}
+
+
+def test_lanes_that_take_different_ways_are_lined_up_by_execution():
+    """The n-th execution of a load in each lane is one request, however often the other lanes get there."""
+    body = """
+    float sum = 0;
+    for (uint k = 0; k <= lane % 5; k++) sum += x[32 * k + lane];
+    if (lane % 2) sum += x[lane];
+    y[i] = sum;
+    """
+    run = launch(body, [mx.ones((256,))], (32,), check=True, grid=32, threadgroup=32).raise_for_faults()
+    reads = {flow.line: flow for flow in run.traffic.by_line if flow.direction == "read"}
+    walked = sum(lane % 5 + 1 for lane in range(32))
+    assert {line: (r.requests, r.lines, r.bytes) for line, r in reads.items()} == {
+        4: (5, 5, 4 * walked),
+        5: (1, 1, 4 * 16),
+    }
 
 
 def test_re_reads_barriers_and_threadgroup_memory_are_counted():

@@ -127,6 +127,7 @@ def build_library(translation_unit: str, build: Build, cache: ArtefactCache) -> 
     command = build.command()
     compiler = tuple(build.compiler or find_compiler())
     identity = compiler_identity(compiler)
+    gnu = "Free Software Foundation" in identity
     common = (identity, sources_identity(), " ".join(command), str(build.portable_switch))
     # Lines and inlined calls alone: types and variables would be most of what is compiled and read, and nobody asks.
     instrument = ["-g1", *(["-fsanitize=thread"] if build.check else [])]
@@ -135,7 +136,9 @@ def build_library(translation_unit: str, build: Build, cache: ArtefactCache) -> 
         # A Mac's headers hide ucontext from whoever does not ask for it, and then all but POSIX.
         asked = ["-D_XOPEN_SOURCE=700", "-D_DARWIN_C_SOURCE"] if sys.platform == "darwin" else []
         switch = ["-DLK_UCONTEXT", *asked] if build.portable_switch else []
-        run_compiler([*command, *switch, "-c", str(CPP / "runtime" / "runtime.cpp"), "-o", str(folder / "runtime.o")])
+        # It needs nothing of C++20, whose headers take longer to read than its own text.
+        source, made = str(CPP / "runtime" / "runtime.cpp"), str(folder / "runtime.o")
+        run_compiler([*command, "-std=c++17", *switch, "-c", source, "-o", made])
 
     def build_vocabulary(folder: Path) -> None:
         (folder / "metal").mkdir()
@@ -147,6 +150,8 @@ def build_library(translation_unit: str, build: Build, cache: ArtefactCache) -> 
         source.write_text(translation_unit)
         run_compiler([*compile_command, *instrument, "-c", str(source), "-o", str(folder / "kernel.o")])
         libraries = [] if sys.platform == "darwin" else ["-lm", "-lpthread"]
+        if gnu:  # to read its C++ library takes three quarters of a link, and the runtime brings what it would take
+            libraries = ["-nodefaultlibs", *libraries, "-lc", "-lgcc", "-Wl,--no-undefined"]
         linker = [*compiler[:-1], "cc"] if "ziglang" in compiler else compiler
         link = [*linker, "-shared", "-fPIC", str(folder / "kernel.o"), str(runtime), "-o", str(folder / "kernel.so")]
         run_compiler(link + libraries)
@@ -156,7 +161,7 @@ def build_library(translation_unit: str, build: Build, cache: ArtefactCache) -> 
     # Before build_kernel, not inside of it: a build that waits for another build's lock could wait for its own.
     runtime = cache.get(content_key("runtime", *common), build_runtime) / "runtime.o"
     compile_command = command
-    if "Free Software Foundation" in identity:  # GCC finds a precompiled vocabulary by itself: three times faster
+    if gnu:  # GCC finds a precompiled vocabulary by itself: three times faster
         vocabulary = cache.get(content_key("vocabulary", *common, *instrument), build_vocabulary)
         compile_command = [*compiler, f"-I{vocabulary}", *command[len(compiler) :]]
     return cache.get(content_key("kernel", *common, *instrument, translation_unit), build_kernel) / "kernel.so"

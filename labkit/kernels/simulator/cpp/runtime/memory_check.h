@@ -136,7 +136,7 @@ extern "C" void lk_atomic_after(const volatile void* p, int kind, bool changed) 
   using namespace lk;
   Threadgroup& g = *launch.group;
   if (launch.check) {
-    if (kind != kAtomicStore && launch.atomic_clocks.count((uint64_t)p)) g.acquired.insert((uint64_t)p);
+    if (kind != kAtomicStore && launch.atomic_clocks.find((uint64_t)p)) g.acquired[(uint64_t)p] = true;
     if (kind != kAtomicLoad && !g.published.empty()) join(launch.atomic_clocks[(uint64_t)p], g.published);
   }
   if (changed) launch.progress++;

@@ -17,7 +17,7 @@ inline void join(Clock& into, const Clock& from) {
 // What other threadgroups published before the atomics that this one has read is now known here; what this one did so far
 // is published with the next atomic that it changes.
 inline void device_fence(Threadgroup& g) {
-  for (uint64_t a : g.acquired) join(g.clock, launch.atomic_clocks[a]);
+  g.acquired.for_each_key([&](uint64_t a) { join(g.clock, launch.atomic_clocks[a]); });
   g.acquired.clear();
   g.published = g.clock;
   if (g.published.size() <= g.index) g.published.resize(g.index + 1, 0);

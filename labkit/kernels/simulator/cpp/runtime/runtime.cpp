@@ -6,11 +6,16 @@
 #include "guard.h"
 #include "memory_check.h"
 
-#ifdef _LIBCPP_VERSION
-// With clang's headers nothing of its library is linked: zig would build that whole library first.
+// Nothing of the C++ library is linked: zig would build it first, and GNU's linker would read it whole for each kernel.
 void* operator new(size_t n) { return malloc(n ? n : 1); }
 void operator delete(void* p) noexcept { free(p); }
 void operator delete(void* p, size_t) noexcept { free(p); }
+#ifdef __GLIBCXX__
+namespace std {  // what its headers call beside: all of them say that memory is out, as malloc's null would
+void __throw_bad_alloc() { abort(); }
+void __throw_bad_array_new_length() { abort(); }
+void __throw_length_error(const char*) { abort(); }
+}
 #endif
 
 namespace lk {

@@ -1,13 +1,12 @@
 // What the runtime knows while a launch runs: lanes (one fiber each), simdgroups, threadgroups, and the launch itself.
 #pragma once
+
 #include <algorithm>
-#include <iterator>
-#include <map>
-#include <set>
 #include <vector>
 
 #include "context_switch.h"
 #include "interface.h"
+#include "number_map.h"
 
 namespace lk {
 
@@ -62,7 +61,7 @@ struct Threadgroup {
   Simdgroup* simdgroups;
   uint32_t threadgroup_epoch, device_epoch, stamp;
   Clock clock, published;
-  std::set<uint64_t> acquired;   // atomics read since the last device fence
+  NumberMap<bool> acquired;                // atomics read since the last device fence
   std::vector<char> storage;               // threadgroup memory while another threadgroup runs (resident mode)
   Cell* shadow;                            // one cell per byte of threadgroup memory
 };
@@ -94,9 +93,9 @@ struct Launch {
   DoubtfulWrite doubtful;                  // address is nullptr when there is none
   std::vector<TrackedBuffer> buffers;
   std::vector<Site> sites;
-  std::map<uint64_t, uint32_t> site_of_access;  // by instruction and buffer
+  NumberMap<uint32_t> site_of_access;      // by instruction and buffer: sites are counted from 1 here
   std::pair<uint64_t, uint32_t> recent_sites[256];  // the same, for most look-ups
-  std::map<uint64_t, Clock> atomic_clocks;
+  NumberMap<Clock> atomic_clocks;
 };
 
 static Launch launch;

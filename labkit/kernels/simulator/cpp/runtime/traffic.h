@@ -15,14 +15,15 @@ inline uint32_t site_index(uint64_t pc, int buffer, int storage, bool write) {
   uint64_t key = pc | uint64_t(buffer + 1) << 48;  // code lies in the low 47 bits
   auto& [known_key, known_site] = launch.recent_sites[(pc + buffer) % std::size(launch.recent_sites)];
   if (known_key == key) return known_site;
-  auto [it, fresh] = launch.site_of_access.try_emplace(key, launch.sites.size());
-  if (fresh) {
+  uint32_t& number = launch.site_of_access[key];
+  if (!number) {
     Site s{};
     s.pc = pc; s.buffer = buffer; s.storage = storage; s.write = write;
     launch.sites.push_back(s);
+    number = launch.sites.size();
   }
   known_key = key;
-  return known_site = it->second;
+  return known_site = number - 1;
 }
 
 // Distinct blocks of `block` bytes under the accesses of one request.
@@ -49,6 +50,28 @@ inline void count_request(const Access* const* a, int n) {
   s.requests++; s.lines += lines; s.sectors += sectors;
 }
 
+// Lanes that took different ways: the n-th execution of a load or store in each of them is one request.
+inline void count_divergent(const Lane* const* active, int n) {
+  typedef std::vector<uint32_t> Numbers;
+  Numbers executed, first(launch.sites.size() + 1);  // first[s]: the number of site s's first request
+  auto for_accesses = [&](auto visit) {
+    for (int i = 0; i < n; i++) {
+      executed.assign(launch.sites.size(), 0);
+      for (const Access& a : active[i]->log) visit(a, executed[a.site]++);
+    }
+  };
+  auto running_sums = [](Numbers& v) { for (size_t i = 1; i < v.size(); i++) v[i] += v[i - 1]; };
+  for_accesses([&](const Access& a, uint32_t nth) { first[a.site + 1] = std::max(first[a.site + 1], nth + 1); });
+  running_sums(first);
+  Numbers end(first.back() + 1);  // where the accesses of a request lie: first how many, then their end
+  for_accesses([&](const Access& a, uint32_t nth) { end[first[a.site] + nth + 1]++; });
+  running_sums(end);
+  std::vector<const Access*> ordered(end.back());
+  Numbers next(end);
+  for_accesses([&](const Access& a, uint32_t nth) { ordered[next[first[a.site] + nth]++] = &a; });
+  for (size_t r = 0; r + 1 < end.size(); r++) count_request(&ordered[end[r]], end[r + 1] - end[r]);
+}
+
 inline void empty_logs(Simdgroup& s) {
   const Lane* active[kWidth];
   int n = 0;
@@ -63,18 +86,10 @@ inline void empty_logs(Simdgroup& s) {
   for (int i = 1; same && i < n; i++)
     for (size_t k = 0; same && k < length; k++) same = active[i]->log[k].site == active[0]->log[k].site;
   const Access* request[kWidth];
-  if (same) {
-    for (size_t k = 0; k < length; k++) {
-      for (int i = 0; i < n; i++) request[i] = &active[i]->log[k];
-      count_request(request, n);
-    }
-  } else {  // lanes took different ways: line up the n-th execution of each instruction
-    std::map<uint64_t, std::vector<const Access*>> requests;
-    for (int i = 0; i < n; i++) {
-      std::map<uint32_t, uint64_t> executed;
-      for (const Access& a : active[i]->log) requests[(uint64_t)a.site << 32 | executed[a.site]++].push_back(&a);
-    }
-    for (auto& r : requests) count_request(r.second.data(), r.second.size());
+  if (!same) count_divergent(active, n);
+  for (size_t k = 0; same && k < length; k++) {
+    for (int i = 0; i < n; i++) request[i] = &active[i]->log[k];
+    count_request(request, n);
   }
   for (uint32_t i = 0; i < kWidth; i++) if (s.all >> i & 1) s.lanes[i].log.clear();
 }
