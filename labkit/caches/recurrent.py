@@ -239,22 +239,24 @@ class BatchedRecurrent(Recurrent):
 
     def extend(self, other: Cache) -> None:
         self._no_open_span("extend")
-        batches = self.batch_size, other.batch_size
+        self._append([other])
 
-        def joined(a: mx.array | None, b: mx.array | None) -> mx.array | None:
-            like = a if a is not None else b
-            if like is None:
-                return None
-            parts = (
-                mx.zeros((n, *like.shape[1:]), like.dtype) if x is None else x
-                for n, x in zip(batches, (a, b), strict=True)
-            )
-            return mx.concatenate(list(parts))
+    def _append(self, others: Sequence[Cache]) -> None:
+        """Their rows behind these, all at once: one by one, each would copy all that came before it."""
+        caches = [self, *others]
+        batches = [cache.batch_size for cache in caches]
 
-        self.cache = [joined(a, b) for a, b in zip(self.cache, other.cache, strict=True)]
-        self.left_padding = joined(self.left_padding, other.left_padding)
-        self.lengths = joined(self.lengths, other.lengths)
-        self.layout = self.layout or other.layout
+        def joined(parts: Sequence[mx.array | None]) -> mx.array | None:
+            like = next((part for part in parts if part is not None), None)
+            if like is None or len(parts) == 1:
+                return like
+            zeros = [mx.zeros((n, *like.shape[1:]), like.dtype) for n in batches]
+            return mx.concatenate([zero if part is None else part for part, zero in zip(parts, zeros, strict=True)])
+
+        self.cache = [joined(states) for states in zip(*(cache.cache for cache in caches), strict=True)]
+        self.left_padding = joined([cache.left_padding for cache in caches])
+        self.lengths = joined([cache.lengths for cache in caches])
+        self.layout = next((cache.layout for cache in caches if cache.layout), None)
         self._batch = sum(batches)
 
     def extract(self, row: int) -> Recurrent:
@@ -267,6 +269,5 @@ class BatchedRecurrent(Recurrent):
         """The rows of serial caches, as copies."""
         result = cls(len(caches[0].cache), caches[0].layout, batch=caches[0].batch_size)
         result.cache = list(caches[0].cache)
-        for cache in caches[1:]:
-            result.extend(cache)
+        result._append(caches[1:])
         return result

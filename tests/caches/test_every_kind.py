@@ -184,6 +184,22 @@ def test_padding_within_a_span_is_no_token_that_could_be_kept():
             assert mx.array_equal(batch[0][row], wanted), (row, n)
 
 
+def test_rows_are_merged_by_one_copy():
+    """Not one by one, each copying all that came before it."""
+    rows = [Recurrent() for _ in range(8)]
+    for row in rows:
+        row[0] = row[1] = mx.zeros((1, 1 << 16))
+    rows[3] = Recurrent()
+    mx.eval([row.state for row in rows])
+    mx.clear_cache()
+    active = mx.get_active_memory()
+    mx.reset_peak_memory()
+    batch = Recurrent.merge(rows)
+    mx.eval(batch.state)
+    assert mx.get_peak_memory() - active <= 1.3 * batch.nbytes
+    assert batch.batch_size == 8
+
+
 def test_a_layer_that_counts_no_tokens_keeps_no_part_of_a_span():
     cache = write(Recurrent(), 1, 0)
     cache.checkpoint()
