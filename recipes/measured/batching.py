@@ -1,11 +1,12 @@
 """Many rows at once on this machine: labkit's engine against mlx-lm's batch generator, by turns, point by point.
 
     python -m recipes.measured.batching --out data/measured --commit $(git rev-parse --short HEAD) --seconds 400
-    python -m recipes.measured.batching --out data/measured --commit $(git rev-parse --short HEAD) --seconds 1200 \\
-        --name cpu --model tiny-hybrid --graph auto --context 128 --answer 12 --rounds 5    # on a CPU
+    python -m recipes.measured.batching --out data/measured --commit $(git rev-parse --short HEAD) --seconds 560 \\
+        --name cpu --model tiny-hybrid --graph auto --context 128 --answer 12 --rounds 5    # on a CPU, ten minutes
 
 At the full shape weights are random, of Qwen3.6-35B-A3B, 4 bits in groups of 64; `--model tiny-hybrid` runs the shipped
 model. On a CPU a third side joins: labkit's engine on mlx-lm's own graph, so that engine and graph can be told apart.
+There a point of many rows takes fewer rounds, two at least, and a side that is quick runs several times a round.
 The points come in the order of their worth, each is written as soon as it is measured, and none begins after
 `--seconds`; the same command at the same commit goes on with those that are missing. A part that fails is reported,
 and the next one begins.
@@ -36,6 +37,8 @@ from labkit.models import LoadedModel
 from recipes.measured.kernels import conditions
 
 SHAPE = "qwen3.6-35b-a3b"
+TURN, POINT = 0.3, 15.0
+"""On a CPU: seconds of a side's turn at least, and of a point, after two rounds, at most."""
 ORDER = {"cpu": ((1, 8), (4, 2, 16, 32)), "gpu": ((8, 1, 32), (16, 4, 2))}  # of rows: first, and later
 
 
@@ -64,6 +67,7 @@ class Sweep:
         self.path = arguments.out / f"{arguments.name}_batching.json"
         self.rows: list[dict[str, Any]] = self.kept()
         self.notes: dict[str, Any] = {}
+        self.warm: set[str] = set()
 
     def kept(self) -> list[dict[str, Any]]:
         """Points that an earlier run at this commit has measured."""
@@ -142,30 +146,42 @@ class Sweep:
         def point(name: str, workload: Workload, sides: list[Side] = both, rounds: int = a.rounds) -> tuple:
             return f"{name} B={workload.rows}", lambda: (workload, sides, rounds)
 
-        def equal(rows: int, answer: int = a.answer) -> Workload:
-            return Workload.equal(rows, a.context, answer)
+        def answer(rows: int) -> int:
+            # On a CPU a step of many rows takes most of a second on mlx-lm's graph.
+            return a.answer if rows <= 8 or not self.on_cpu else max(2 * a.answer // 3, 6)
+
+        def equal(rows: int) -> Workload:
+            return Workload.equal(rows, a.context, answer(rows))
 
         def unequal(rows: int) -> Workload:
-            return Workload.unequal(rows, 4 * a.context, a.answer)
+            return Workload.unequal(rows, 4 * a.context, answer(rows))
+
+        def prompts(rows: int) -> Workload:
+            return Workload.equal(rows, a.context // 2, a.answer, prefilled=False)
 
         yield from (point("equal", equal(rows)) for rows in first)
         yield point("unequal", unequal(8))
         yield from (point("equal", equal(rows)) for rows in later)
         for rows in first:
-            yield point("prompts", Workload.equal(rows, a.context // 2, a.answer, prefilled=False), both[:2], 2)
+            yield point("prompts", prompts(rows), both[:2], 2)
         if self.fair in self.against:
-            yield point("as released", equal(8, min(a.answer, 32)), [self.ours, self.released], 2)
+            short = replace(equal(8), answer=min(a.answer, 32))
+            yield point("as released", short, [self.ours, self.released], 2)
         yield from (point("sampled", equal(rows).sampled()) for rows in (8, 32))
         yield from (point("unequal", unequal(rows)) for rows in later)
         for rows in later:
-            yield point("prompts", Workload.equal(rows, a.context // 2, a.answer, prefilled=False), both[:2], 2)
+            # The longest of all on a CPU.
+            yield point("prompts", prompts(rows), both[:2], 1 if self.on_cpu and rows > 8 else 2)
         yield point("unequal prompts", Workload.unequal(8, 2 * a.context, a.answer, prefilled=False), both[:2], 2)
 
     def point(self, name: str, workload: Workload, sides: list[Side], rounds: int) -> None:
-        """Measure one, after a short run of each side that compiles what is new."""
+        """Measure one, after a short run of each side that compiles what is new (on a CPU only its first does)."""
         for side in sides:
-            side.run(replace(workload, answer=2 if self.on_cpu else 6))
-        point = sweep_point(sides, workload, rounds=rounds, costs=self.subject.costs, rates=self.rates)
+            if not (self.on_cpu and side.name in self.warm):
+                side.run(replace(workload, answer=6))
+                self.warm.add(side.name)
+        limits = {"turn": TURN, "seconds": POINT} if self.on_cpu else {}
+        point = sweep_point(sides, workload, rounds=rounds, costs=self.subject.costs, rates=self.rates, **limits)
         self.rows += [{"point": name, **row} for row in point.as_rows()]
         told = ", ".join(f"{side.name} {self._figures(point, side)}" for side in sides)
         ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*point.ratio(sides[0].name, side.name)) for side in sides[1:]]

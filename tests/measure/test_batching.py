@@ -83,6 +83,27 @@ def test_answers_that_are_over_before_all_rows_decode_are_refused():
         sweep_point([Late()], Workload.equal(2, 8, 2))
 
 
+def test_a_quick_side_runs_again_within_its_turn_and_a_slow_point_ends_early(monkeypatch):
+    """A side of 0.1 s beside one of 1 s: the clock moves by what they say."""
+    now, told = [0.0], {"quick": [], "slow": []}
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    class Timed:
+        def __init__(self, name: str, seconds: float):
+            self.name, self.seconds = name, seconds
+
+        def run(self, workload):
+            now[0] += self.seconds
+            told[self.name].append(len(told[self.name]) + 1)
+            return Run(10.0 * (len(told[self.name]) % 3 + 1), 0, 0, 0, 0, 0, self.seconds, 0, 0)
+
+    sides = [Timed("quick", 0.1), Timed("slow", 1.0)]
+    point = sweep_point(sides, Workload.equal(1, 8, 2), rounds=9, turn=0.25, seconds=3.0)
+    assert {name: len(runs) for name, runs in told.items()} == {"quick": 9, "slow": 3}
+    assert [run.throughput for run in point.runs["quick"]] == [20.0] * 3  # of 20, 30 and 10
+    assert [run.throughput for run in point.runs["slow"]] == [20.0, 30.0, 10.0]
+
+
 def test_bytes_are_those_of_what_lives():
     """bfloat16 keys and values of two heads of 256: 2,048 bytes a token and layer."""
     lengths = [256 + 4 * n for n in range(8)]

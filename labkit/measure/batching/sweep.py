@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -73,6 +75,8 @@ def sweep_point(
     workload: Workload,
     *,
     rounds: int = 3,
+    turn: float = 0.0,
+    seconds: float = math.inf,
     costs: ModelCosts | None = None,
     rates: Floors | None = None,
 ) -> Point:
@@ -81,17 +85,21 @@ def sweep_point(
     Args:
         sides: the first one is compared with the others.
         workload: the requests.
-        rounds: how often.
+        rounds: how often, at most.
+        turn: seconds that a side's turn takes at least: a quick one runs again and again, and its median run counts.
+        seconds: after which no round begins but the second.
         costs, rates: of the model and of this device, for the floor.
 
     Raises:
         ValueError: answers so short that no step had all rows.
     """
     runs: dict[str, list[Run]] = {side.name: [] for side in sides}
-    load = os.getloadavg()[0]
+    load, begin = os.getloadavg()[0], time.perf_counter()
     for number in range(rounds):
+        if number > 1 and time.perf_counter() - begin > seconds:
+            break
         for side in sides if number % 2 == 0 else reversed(sides):
-            run = side.run(workload)
+            run = _turn(side, workload, turn)
             if not run.throughput:
                 raise ValueError(
                     f"{side.name} never decoded all {workload.rows} rows together: {workload.answer} tokens a row are "
@@ -104,3 +112,10 @@ def sweep_point(
         context, rows = round(statistics.mean(workload.contexts)) + workload.answer // 2, workload.rows
         floor = rows / rates.seconds(costs.decode(context, rows).bytes, costs.decode_operations(context, rows))
     return Point(workload, {name: tuple(each) for name, each in runs.items()}, floor, load)
+
+
+def _turn(side: Side, workload: Workload, seconds: float) -> Run:
+    runs, end = [side.run(workload)], time.perf_counter() + seconds
+    while sum(run.seconds for run in runs) < seconds and time.perf_counter() < end:
+        runs.append(side.run(workload))
+    return sorted(runs, key=lambda run: run.throughput)[len(runs) // 2]
