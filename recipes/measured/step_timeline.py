@@ -15,7 +15,6 @@ import fcntl
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -24,12 +23,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from labkit.kernels.device_clock import ON_DEVICE, busy_us, device_events, profiler, trace_of
 from recipes.measured.kernels import conditions
 from recipes.measured.step_profile import short
 
 SHAPE = "qwen3.6-35b-a3b"
 WARM_UP, STEPS, TRACED, TURNS = 12, 64, 8, 3
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ON_HOST = ("cuda_runtime", "cuda_driver")
 SETTINGS = ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER", "MLX_CUDA_GRAPH_CACHE_SIZE")
 
@@ -136,9 +135,9 @@ def _rates(model: Any, context: int) -> dict[str, float]:
 
 
 def _traced(model: Any, context: int) -> dict[str, Any]:
-    profiler = _profiler()
-    timed = _drive(model, context, TRACED, profiler.start)
-    return {"traced_us": timed["us"], **read(_events(profiler), TRACED)}
+    window = profiler()
+    timed = _drive(model, context, TRACED, window.start)
+    return {"traced_us": timed["us"], **read(trace_of(window), TRACED)}
 
 
 def _prefill(model: Any, length: int, chunk: int) -> dict[str, Any]:
@@ -147,25 +146,10 @@ def _prefill(model: Any, length: int, chunk: int) -> dict[str, Any]:
     side, tokens = LabkitSide(model, chunk=chunk), mx.random.randint(0, 1000, (length,))
     side.prefill(tokens[: 2 * chunk])
     seconds = min(side.prefill(tokens) for _ in range(2))
-    profiler = _profiler()
-    profiler.start()
+    window = profiler()
+    window.start()
     side.prefill(tokens)
-    return {"seconds": seconds, "tokens_per_second": length / seconds, **read(_events(profiler), 1)}
-
-
-def _profiler() -> Any:
-    import torch
-
-    torch.cuda.init()
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-
-
-def _events(profiler: Any) -> list[dict]:
-    profiler.stop()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        return json.loads(path.read_text())["traceEvents"]
+    return {"seconds": seconds, "tokens_per_second": length / seconds, **read(trace_of(window), 1)}
 
 
 def read(events: list[dict], steps: int) -> dict[str, Any]:
@@ -176,21 +160,20 @@ def read(events: list[dict], steps: int) -> dict[str, Any]:
         kernels: by name, the launches, summed microseconds and median of one; calls: of the host, likewise.
         gaps: between kernels, how many of how many microseconds (up to 2, 5, 20, 100, more) and their sum.
     """
-    device = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ON_DEVICE)
+    device = device_events(events)
     if not device:
         raise ValueError("the trace holds no kernel: CUPTI saw nothing of this process")
-    busy, gaps, end = 0.0, defaultdict(lambda: [0, 0.0]), device[0][0]
-    for begin, stop in device:
-        if begin > end:
-            width = begin - end
+    gaps, end = defaultdict(lambda: [0, 0.0]), device[0].begin
+    for event in device:
+        if event.begin > end:
+            width = event.begin - end
             bound = next((b for b in (2, 5, 20, 100) if width <= b), "more")
             gaps[bound][0] += 1
             gaps[bound][1] += width
-        busy += max(0.0, stop - max(begin, end))
-        end = max(end, stop)
+        end = max(end, event.end)
     return {
-        "device_us": (end - device[0][0]) / steps,
-        "busy_us": busy / steps,
+        "device_us": (end - device[0].begin) / steps,
+        "busy_us": busy_us(device) / steps,
         "gaps": {str(bound): {"count": n / steps, "us": us / steps} for bound, (n, us) in gaps.items()},
         "kernels": _by_name(events, ON_DEVICE, steps),
         "calls": _by_name(events, ON_HOST, steps),

@@ -1,12 +1,13 @@
 """Attention at Qwen3.6-35B-A3B's shape: every form and split that could win, beside MLX's op, torch's best, the floor.
 
-Times are of launches queued in one evaluation, over buffers that no cache holds; launch cost is inside where it is
-larger.
+`us` is of launches queued in one evaluation, over buffers that no cache holds; launch cost is inside where it is
+larger. `device_us`, where it can be had, is the device's alone, and the rates are its.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 
@@ -22,6 +23,7 @@ from labkit.kernels.attention.launches import (
     prefill_call,
 )
 from labkit.kernels.attention.reference import attention
+from labkit.kernels.device_clock import Calls, add_device_times
 from labkit.kernels.queued import copies_for, queued
 from labkit.kernels.targets import device_target
 
@@ -74,7 +76,7 @@ def _tensors(columns: int, length: int, sets: int) -> list[tuple[mx.array, ...]]
     return made
 
 
-def _decode_rows(columns: int, predicted: float, configurations: Sequence) -> Iterator[dict]:
+def _decode_rows(columns: int, predicted: float, configurations: Sequence) -> list[dict]:
     nbytes = 2 * 2 * KV_HEADS * WIDTH * columns
     tensors = _tensors(columns, 1, copies_for(nbytes))
     first, last = mx.array([0], dtype=mx.int32), mx.array([columns], dtype=mx.int32)
@@ -90,11 +92,11 @@ def _decode_rows(columns: int, predicted: float, configurations: Sequence) -> It
         return [mx.fast.scaled_dot_product_attention(*one, scale=SCALE)]
 
     problem = {"shape": f"16/2 heads of 256, {columns // 1024}K", "floor_us": nbytes / COPY_RATE * 1e6}
-    yield from _timed("decode attention", problem, configurations, call, mlx, tensors, want, predicted, nbytes=nbytes)
-    yield from _torch(problem, columns, 1)
+    found = _timed("decode attention", problem, configurations, call, mlx, tensors, want, predicted, nbytes=nbytes)
+    return add_device_times([*found, *_torch(problem, columns, 1)], {"mlx": found[0][1]})
 
 
-def _prefill_rows(length: int, predicted: float) -> Iterator[dict]:
+def _prefill_rows(length: int, predicted: float) -> list[dict]:
     operations = 2 * 2 * HEADS * WIDTH * length * (length + 1) // 2
     tensors = _tensors(length, length, 3)
     zero = mx.array([0], dtype=mx.int32)
@@ -107,7 +109,7 @@ def _prefill_rows(length: int, predicted: float) -> Iterator[dict]:
         return [mx.fast.scaled_dot_product_attention(*one, scale=SCALE, mask="causal")]
 
     problem = {"shape": f"16/2 heads of 256, {length} causal", "floor_us": operations / MATMUL_RATE * 1e6}
-    yield from _timed(
+    found = _timed(
         "prefill attention",
         problem,
         PREFILL_CONFIGURATIONS,
@@ -119,7 +121,7 @@ def _prefill_rows(length: int, predicted: float) -> Iterator[dict]:
         operations=operations,
         launches=8,
     )
-    yield from _torch(problem, length, length)
+    return add_device_times([*found, *_torch(problem, length, length)], {"mlx": found[0][1]}, launches=6)
 
 
 def _timed(
@@ -135,51 +137,57 @@ def _timed(
     nbytes: int = 0,
     operations: int = 0,
     launches: int = 64,
-) -> Iterator[dict]:
-    baseline = queued([lambda one=one: mlx(one) for one in tensors], launches=min(launches, 16)) * 1e6
-    yield {"name": f"{name}: MLX's op", **problem, "us": baseline, **_rate(baseline, nbytes, operations)}
+) -> list[tuple[dict, Calls]]:
+    calls = [partial(mlx, one) for one in tensors]
+    baseline = queued(calls, launches=min(launches, 16)) * 1e6
+    row = {"name": f"{name}: MLX's op", **problem, "us": baseline, **_rate(baseline, nbytes, operations)}
+    found = [(row, calls)]
     for label, options in configurations:
         try:
             out = call(tensors[0], **options)[0].astype(mx.float32)
             error = mx.linalg.norm(out.flatten() - want.flatten()) / mx.linalg.norm(want.flatten())
-            us = queued([lambda one=one, o=options: call(one, **o) for one in tensors], launches=launches) * 1e6
+            calls = [partial(call, one, **options) for one in tensors]
+            us = queued(calls, launches=launches) * 1e6
         except Exception as failure:
             print(f"{name}, {problem['shape']}, {label}: {type(failure).__name__}: {str(failure)[:300]}")
             continue
-        yield {
-            "name": f"{name}: {label}",
-            **problem,
-            "us": us,
-            **_rate(us, nbytes, operations),
-            "relative_error": error.item(),
-            "predicted_us": predicted,
-            "mlx_us": baseline,
-            "target": device_target(),
-        }
+        row = {"name": f"{name}: {label}", **problem, "us": us, **_rate(us, nbytes, operations)}
+        row |= {"relative_error": error.item(), "predicted_us": predicted, "mlx_us": baseline}
+        found.append((row | {"target": device_target()}, calls))
+    return found
 
 
 def _rate(us: float, nbytes: int, operations: int) -> dict[str, float]:
     return {"TB/s": nbytes / us / 1e6} if nbytes else {"TFLOP/s": operations / us / 1e6}
 
 
-def _torch(problem: dict, columns: int, length: int) -> Iterator[dict]:
+def _torch(problem: dict, columns: int, length: int) -> list[tuple[dict, Calls]]:
     """torch's scaled_dot_product_attention, its best back end, where torch sees the GPU."""
     try:
-        import torch
         from triton.testing import do_bench
 
-        queries = torch.randn(1, HEADS, length, WIDTH, device="cuda", dtype=torch.bfloat16)
-        keys, values = (torch.randn(1, KV_HEADS, columns, WIDTH, device="cuda", dtype=torch.bfloat16) for _ in "kv")
-
-        def run() -> None:
-            torch.nn.functional.scaled_dot_product_attention(
-                queries, keys, values, is_causal=length > 1, enable_gqa=True
-            )
-
-        us = do_bench(run, warmup=20, rep=60, return_mode="median") * 1e3
+        calls = torch_calls(columns, length)
+        us = do_bench(calls[0], warmup=20, rep=60, return_mode="median") * 1e3
     except Exception as failure:
         print(f"torch, {problem['shape']}: {type(failure).__name__}: {str(failure)[:200]}")
-        return
+        return []
     nbytes = 2 * 2 * KV_HEADS * WIDTH * columns if length == 1 else 0
     operations = 2 * 2 * HEADS * WIDTH * length * (length + 1) // 2
-    yield {"name": "torch scaled_dot_product_attention", **problem, "us": us, **_rate(us, nbytes, operations)}
+    row = {"name": "torch scaled_dot_product_attention", **problem, "us": us, **_rate(us, nbytes, operations)}
+    return [(row, calls)]
+
+
+def torch_calls(columns: int, length: int) -> Calls:
+    """torch's scaled_dot_product_attention of `length` new tokens over as many sets of columns as leave the L2."""
+    import torch
+
+    def normal(heads: int, rows: int) -> torch.Tensor:
+        return torch.randn(1, heads, rows, WIDTH, device="cuda", dtype=torch.bfloat16)
+
+    def run(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=length > 1, enable_gqa=True
+        )
+
+    sets = copies_for(2 * 2 * KV_HEADS * WIDTH * columns) if length == 1 else 3
+    return [partial(run, normal(HEADS, length), *(normal(KV_HEADS, columns) for _ in "kv")) for _ in range(sets)]

@@ -6,11 +6,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
 from labkit.kernels.attention import Tail, decode_rows
 from labkit.kernels.attention.reference import attention
+from labkit.kernels.device_clock import device_times, with_device_time
 from labkit.kernels.queued import copies_for
 from labkit.kernels.targets import device_target
 
@@ -110,7 +112,8 @@ class Problem:
 
 
 def rows(quick: bool = True, *, deadline: float = float("inf")) -> Iterator[dict]:
-    """One row a problem and way: us, TB/s, and the ratio to the paged kernel's time, round by round.
+    """One row a problem and way: us with launches, device_us without where it can be had (TB/s is then its), and the
+    ratio to the paged kernel's time with launches, round by round.
 
     Args:
         quick: the first four problems.
@@ -142,6 +145,7 @@ def _problem(label: str, lengths: Sequence[int], predicted: float) -> Iterator[d
     for page, problem in problems.items():
         ways[f"pages of {page}"] = (problem.paged, pooled[page])
     times = _alternating({name: (lambda i, w=way, s=sets: w(s[i % len(s)])) for name, (way, sets) in ways.items()})
+    alone = device_times({name: [partial(ways[name][0], one) for one in ways[name][1]] for name in times})
     base = times[f"pages of {PAGES[0]}"]
     for name, measured in times.items():
         us = statistics.median(measured) * 1e6
@@ -154,7 +158,7 @@ def _problem(label: str, lengths: Sequence[int], predicted: float) -> Iterator[d
             options = {"form": "lanes"} if name.endswith("lanes") else {}
             options |= {"layout": "uneven"} if "uneven" in name else {}
             row["relative_error"] = problems[page].error(pooled[page][0], **options) if max(lengths) < 50000 else None
-        yield row
+        yield with_device_time(row, alone.get(name))
 
 
 def _alternating(

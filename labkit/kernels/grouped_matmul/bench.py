@@ -7,6 +7,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
+from labkit.kernels.device_clock import Calls, add_device_times
 from labkit.kernels.grouped_matmul.counts import choose_at_random
 from labkit.kernels.grouped_matmul.gates import grouped
 from labkit.kernels.grouped_matmul.launches import (
@@ -58,7 +59,8 @@ def choices(tokens: int, skew: float) -> np.ndarray:
 
 
 def rows(quick: bool = True) -> list[dict]:
-    """One row a kernel, size and configuration; launch cost is inside. What fails is printed and left out."""
+    """One row a kernel, size and configuration. `us` has the launch inside; `device_us`, where it can be had, has not,
+    and the rates are its. What fails is printed and left out."""
     gate, up = (random_words(INNER, HIDDEN, EXPERTS) for _ in range(2))
     down = random_words(HIDDEN, INNER, EXPERTS)
     mx.eval(*(p.arrays for p in (gate, up, down)))
@@ -92,19 +94,18 @@ def _tiles(tokens, tile, stages, skew, gate, up, down, quick) -> list[dict]:
     error = _error_gate_up(hidden, x, gate, up, indices, order)
     tflops = PREDICTED_TFLOPS[tile]
     touched_bytes = touched * (gate.nbytes + up.nbytes), touched * down.nbytes + traffic
-    times = [
-        queued([partial(kernel, **call)], **timing)
-        for kernel, call in (
-            (EXPERT_GATE_UP["tensor"], first),
-            (EXPERT_DOWN["tensor"], second),
-            (COMBINE_EXPERTS, third),
-        )
+    calls = [
+        [partial(EXPERT_GATE_UP["tensor"], **first)],
+        [partial(EXPERT_DOWN["tensor"], **second)],
+        [partial(COMBINE_EXPERTS, **third)],
     ]
-    return [
+    times = [queued(one, **timing) for one in calls]
+    found = [
         _row("expert_gate_up", label, times[0], 2 * work, touched_bytes[0], tflops, error),
         _row("expert_down", label, times[1], work, touched_bytes[1], 0.8 * tflops),
         _row("combine_experts", label, times[2], tokens * TOPK * HIDDEN, traffic),
     ]
+    return add_device_times(list(zip(found, calls, strict=True)), launches=8)
 
 
 def _error_gate_up(hidden, x, gate, up, indices, order) -> float:
@@ -162,12 +163,12 @@ def _decode(tokens, first_options, second_options, gate, up, down, quick) -> lis
     ):
         for form in ("tensor",) if tokens > 1 else ("tensor", "plain"):
             options = options if form == "tensor" else {}  # the plain form takes its own
-            calls = calls_of(form, **options)
-            time_ = attempt(name, partial(queued, [partial(kernels[form], **c) for c in calls], **timing))
+            calls = [partial(kernels[form], **c) for c in calls_of(form, **options)]
+            time_ = attempt(name, partial(queued, calls, **timing))
             if time_:
                 label = {"shape": f"{tokens} tokens", "configuration": f"{form} {options}"}
-                found.append(_row(name, label, time_, operations, nbytes))
-    return found
+                found.append((_row(name, label, time_, operations, nbytes), calls))
+    return add_device_times(found)
 
 
 def _baselines(gate, up) -> list[dict]:
@@ -190,15 +191,17 @@ def _baselines(gate, up) -> list[dict]:
         work, traffic = 2 * indices.size * HIDDEN * INNER, len(np.unique(indices)) / EXPERTS * gate.nbytes
         time_ = attempt("gather_qmm", partial(queued, [mlx], launches=4 if tokens > 1 else 64, rounds=2))
         if time_:
-            found.append(_row("mlx gather_qmm", label, time_, work, traffic))
+            found.append((_row("mlx gather_qmm", label, time_, work, traffic), [mlx]))
         loads = np.bincount(indices, minlength=EXPERTS)
-        us = attempt("torch", partial(_torch_grouped_us, loads)) if tokens > 1 else None
+        calls = attempt("torch", partial(torch_grouped_calls, loads)) if tokens > 1 else None
+        us = attempt("torch", partial(torch_us, calls, launches=16)) if calls else None
         if us:
-            found.append(_row("torch _grouped_mm bf16", label, us / 1e6, work, traffic * 3.55))
-    return found
+            found.append((_row("torch _grouped_mm bf16", label, us / 1e6, work, traffic * 3.55), calls))
+    return add_device_times(found, launches=4)
 
 
-def _torch_grouped_us(loads: np.ndarray) -> float | None:
+def torch_grouped_calls(loads: np.ndarray) -> Calls | None:
+    """torch's grouped product of sorted rows, so many an expert, on bf16 weights; None without torch on a GPU."""
     try:
         import torch
     except ImportError:
@@ -208,7 +211,7 @@ def _torch_grouped_us(loads: np.ndarray) -> float | None:
     x = torch.randn(int(loads.sum()), HIDDEN, dtype=torch.bfloat16, device="cuda")
     w = torch.randn(EXPERTS, INNER, HIDDEN, dtype=torch.bfloat16, device="cuda").transpose(1, 2)
     ends = torch.tensor(np.cumsum(loads), dtype=torch.int32, device="cuda")
-    return torch_us([lambda: torch._grouped_mm(x, w, offs=ends)], launches=16)
+    return [lambda: torch._grouped_mm(x, w, offs=ends)]
 
 
 if __name__ == "__main__":

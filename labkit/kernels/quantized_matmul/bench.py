@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import mlx.core as mx
 
+from labkit.kernels.device_clock import Calls, add_device_times
 from labkit.kernels.launch import Kernel
 from labkit.kernels.quantized_matmul.launches import FEW_ROWS, MANY_ROWS, few_rows_call, many_rows_call
 from labkit.kernels.quantized_matmul.packed import Packed
@@ -53,10 +54,10 @@ def random_words(n: int, k: int, experts: int | None = None, dtype: mx.Dtype = m
 def rows(quick: bool = True) -> list[dict]:
     """One row a configuration and size: us, rate, error against MLX's op; MLX's and torch's times beside it.
 
-    Launch cost is inside the time where it is the larger; the first row says what it is. A configuration that fails is
-    printed and left out.
+    `us` has the launch inside, where that is the larger (the first row says what it costs); `device_us`, where it can
+    be had, has not, and the rates are its. A configuration that fails is printed and left out.
     """
-    found = [_launch_row()]
+    found = _launch_row()
     for m, n, predicted in FEW_ROWS_SIZES:
         # Each configuration compiles anew: the whole list at the size that the targets are set for.
         configurations = FEW_ROWS_CONFIGURATIONS[: 3 if quick and (m, n) != (1, 12288) else None]
@@ -67,14 +68,15 @@ def rows(quick: bool = True) -> list[dict]:
     return found
 
 
-def _launch_row() -> dict:
+def _launch_row() -> list[dict]:
     x = mx.zeros((64,))
     call = {"grid": (32, 1, 1), "threadgroup": (32, 1, 1), "output_shapes": [(64,)], "output_dtypes": [x.dtype]}
-    seconds = queued([lambda: EMPTY(inputs=[x], target=device_target(), **call)], launches=200)
-    return {"name": "empty launch", "shape": "", "configuration": "", "us": 1e6 * seconds}
+    calls = [lambda: EMPTY(inputs=[x], target=device_target(), **call)]
+    row = {"name": "empty launch", "shape": "", "configuration": "", "us": 1e6 * queued(calls, launches=200)}
+    return add_device_times([(row, calls)])
 
 
-def _size(m: int, n: int, predicted: float, configurations, kernel_of: Callable, quick: bool) -> Iterator[dict]:
+def _size(m: int, n: int, predicted: float, configurations, kernel_of: Callable, quick: bool) -> list[dict]:
     first = random_words(n, K)
     # One set of weights is made, the others are copies: what they hold does not change the time.
     packs = [first] + [
@@ -85,40 +87,43 @@ def _size(m: int, n: int, predicted: float, configurations, kernel_of: Callable,
     launches = 32 if first.nbytes > 1e8 or m > 64 else 128
     rounds = 3 if quick else 9
 
-    def mlx(p: Packed) -> mx.array:
-        return mx.quantized_matmul(x, *p.arrays, transpose=True, group_size=64, bits=4)
+    def mlx(p: Packed) -> list[mx.array]:
+        return [mx.quantized_matmul(x, *p.arrays, transpose=True, group_size=64, bits=4)]
 
-    def dequantized(p: Packed) -> mx.array:
-        return x @ mx.dequantize(*p.arrays, 64, 4).T
+    def dequantized(p: Packed) -> list[mx.array]:
+        return [x @ mx.dequantize(*p.arrays, 64, 4).T]
 
-    def timed(call: Callable) -> float:
-        return 1e6 * queued([partial(call, p) for p in packs], launches=launches, rounds=rounds)
+    def timed(calls: Calls) -> float:
+        return 1e6 * queued(calls, launches=launches, rounds=rounds)
 
+    others = {
+        "mlx": [partial(mlx, p) for p in packs],
+        "dequantize": [partial(dequantized, p) for p in packs],
+        "torch": attempt("torch", partial(torch_int4_calls, m, n, K, len(packs))),
+    }
     beside = {
-        "mlx_us": attempt("mlx", partial(timed, lambda p: [mlx(p)])),
-        "dequantize_us": attempt("dequantize", partial(timed, lambda p: [dequantized(p)])),
-        "torch_us": attempt("torch", partial(torch_int4_us, m, n, K, len(packs))),
+        "mlx_us": attempt("mlx", partial(timed, others["mlx"])),
+        "dequantize_us": attempt("dequantize", partial(timed, others["dequantize"])),
+        "torch_us": attempt("torch", partial(torch_us, others["torch"])) if others["torch"] else None,
         "floor_us": 1e6 * max(first.nbytes / COPY_RATE, 2 * m * n * K / MATMUL_RATE),
         "predicted_us": predicted,
     }
-    want = mlx(first).astype(mx.float32)
+    want, found = mlx(first)[0].astype(mx.float32), []
     for form, options in configurations:
         kernel, call_of = kernel_of(form)
 
-        def measure(form=form, options=options, kernel=kernel, call_of=call_of) -> dict:
-            calls = [call_of(x, p, form, **options) for p in packs]
-            (got,) = kernel(**calls[0])
+        def measure(form=form, options=options, kernel=kernel, call_of=call_of) -> tuple[dict, Calls]:
+            calls = [partial(kernel, **call_of(x, p, form, **options)) for p in packs]
+            (got,) = calls[0]()
             error = (mx.abs(got.astype(mx.float32) - want).max() / mx.abs(want).max()).item()
-            seconds = queued([partial(kernel, **c) for c in calls], launches=launches, rounds=rounds)
-            return {
-                "us": 1e6 * seconds,
-                "GB/s": first.nbytes / seconds / 1e9,
-                "TFLOP/s": 2 * m * n * K / seconds / 1e12,
-                "error": error,
-            }
+            us = timed(calls)
+            row = {"name": kernel.name, "shape": f"{m}x{K} by {n}", "configuration": str(options), "us": us}
+            row |= {"GB/s": first.nbytes / us / 1e3, "TFLOP/s": 2 * m * n * K / us / 1e6, "error": error, **beside}
+            return row, calls
 
-        if row := attempt(f"{kernel.name} {options}", measure):
-            yield {"name": kernel.name, "shape": f"{m}x{K} by {n}", "configuration": str(options), **row, **beside}
+        if measured := attempt(f"{kernel.name} {options}", measure):
+            found.append(measured)
+    return add_device_times(found, others, launches=24 if m <= 64 else 8)
 
 
 def attempt(what: str, measure: Callable):
@@ -130,8 +135,8 @@ def attempt(what: str, measure: Callable):
         return None
 
 
-def torch_int4_us(m: int, n: int, k: int, copies: int) -> float | None:
-    """Microseconds of torch's own 4-bit product, or None without torch on a GPU."""
+def torch_int4_calls(m: int, n: int, k: int, copies: int) -> Calls | None:
+    """torch's own 4-bit product on so many sets of weights, or None without torch on a GPU."""
     try:
         import torch
     except ImportError:
@@ -142,7 +147,7 @@ def torch_int4_us(m: int, n: int, k: int, copies: int) -> float | None:
     packs = [torch.ops.aten._convert_weight_to_int4pack(raw, 8) for _ in range(copies)]
     zeros = torch.rand(k // 64, n, 2, dtype=torch.bfloat16, device="cuda")
     x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda")
-    return torch_us([lambda p=p: torch.ops.aten._weight_int4pack_mm(x, p, 64, zeros) for p in packs])
+    return [lambda p=p: torch.ops.aten._weight_int4pack_mm(x, p, 64, zeros) for p in packs]
 
 
 def torch_us(calls: Sequence[Callable], launches: int = 64) -> float:

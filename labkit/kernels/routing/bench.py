@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
+from labkit.kernels.device_clock import Calls, add_device_times
 from labkit.kernels.quantized_matmul.bench import COPY_RATE, attempt, print_rows, torch_us
 from labkit.kernels.queued import queued
 from labkit.kernels.routing import reference, route
@@ -52,8 +54,8 @@ def logits_of(tokens: int, skew: float = 0.0) -> mx.array:
 
 
 def rows(quick: bool = True) -> list[dict]:
-    """One row a kernel, size and configuration; the host's cost of a launch (about 3.5 us) is inside. What fails is
-    printed and left out."""
+    """One row a kernel, size and configuration. `us` has the host's cost of a launch (about 3.5 us) inside;
+    `device_us`, where it can be had, has not, and the rates are its. What fails is printed and left out."""
     rounds = 3 if quick else 9
     found = []
     for tokens in PREDICTED["route_few"]:
@@ -69,9 +71,11 @@ def _few(tokens: int, rounds: int) -> list[dict]:
     logits = logits_of(tokens)
     calls = [route_few_call(logits + 0, K, None, "softmax", None, True, 1.0, TILE) for _ in range(8)]
     wrong = _differences(ROUTE_FEW(**calls[0]), reference.route_few(ROUTE_FEW.launch(**calls[0])))
-    seconds = queued([lambda c=c: ROUTE_FEW(**c) for c in calls], launches=128, rounds=rounds)
+    work = [partial(ROUTE_FEW, **c) for c in calls]
+    seconds = queued(work, launches=128, rounds=rounds)
     nbytes = tokens * (2 * EXPERTS + 16 * K) + 4 * EXPERTS + 16 * max_blocks(tokens * K, EXPERTS, TILE)
-    return [_row("route_few", f"{tokens} tokens", "", seconds, nbytes, PREDICTED["route_few"][tokens], wrong)]
+    row = _row("route_few", f"{tokens} tokens", "", seconds, nbytes, PREDICTED["route_few"][tokens], wrong)
+    return add_device_times([(row, work)])
 
 
 def _many(tokens, skew, block, choose_threads, group_threads, rounds) -> list[dict]:
@@ -89,11 +93,13 @@ def _many(tokens, skew, block, choose_threads, group_threads, rounds) -> list[di
         (GROUP_ROWS, [grouped], 12 * tokens * K + 4 * counts.size, f"threads {group_threads}"),
     ):
         wrong = _differences(kernel(**calls[0]), kernel.reference(kernel.launch(**calls[0])))
-        seconds = queued([lambda c=c, kernel=kernel: kernel(**c) for c in calls], launches=launches, rounds=rounds)
+        work = [partial(kernel, **c) for c in calls]
+        seconds = queued(work, launches=launches, rounds=rounds)
         shape = f"{tokens} tokens, skew {skew:g}"
         configuration += f", block {block or 'chosen'}"
-        found.append(_row(kernel.name, shape, configuration, seconds, nbytes, PREDICTED[kernel.name][tokens], wrong))
-    return found
+        row = _row(kernel.name, shape, configuration, seconds, nbytes, PREDICTED[kernel.name][tokens], wrong)
+        found.append((row, work))
+    return add_device_times(found)
 
 
 def _whole(tokens: int, rounds: int) -> list[dict]:
@@ -126,11 +132,12 @@ def _whole(tokens: int, rounds: int) -> list[dict]:
     for name, work in (("route", ours), ("mlx softmax, argpartition, argsorts", mlx), ("host reads counts", host)):
         seconds = attempt(name, lambda: _with_building(work, launches, rounds))  # noqa: B023
         if seconds:
-            found.append(_row(name, f"{tokens} tokens", "graph building inside", seconds, 0))
-    us = attempt("torch", lambda: _torch_us(tokens))
+            found.append((_row(name, f"{tokens} tokens", "graph building inside", seconds, 0), [work]))
+    calls = attempt("torch", lambda: _torch_calls(tokens))
+    us = attempt("torch", lambda: torch_us(calls)) if calls else None
     if us:
-        found.append(_row("torch topk, sort, bincount", f"{tokens} tokens", "", us / 1e6, 0))
-    return found
+        found.append((_row("torch topk, sort, bincount", f"{tokens} tokens", "", us / 1e6, 0), calls))
+    return add_device_times(found)
 
 
 def _with_building(work: Callable[[], list[mx.array]], launches: int, rounds: int) -> float:
@@ -145,7 +152,7 @@ def _with_building(work: Callable[[], list[mx.array]], launches: int, rounds: in
     return sorted(times)[len(times) // 2]
 
 
-def _torch_us(tokens: int) -> float | None:
+def _torch_calls(tokens: int) -> Calls | None:
     try:
         import torch
     except ImportError:
@@ -161,7 +168,7 @@ def _torch_us(tokens: int) -> float | None:
         torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device="cuda"))
         torch.cumsum(torch.bincount(indices.flatten(), minlength=EXPERTS), dim=0)
 
-    return torch_us([work])
+    return [work]
 
 
 def _differences(got: list[mx.array], want: list[mx.array]) -> float:

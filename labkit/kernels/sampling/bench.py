@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
+from labkit.kernels.device_clock import Calls, add_device_times
 from labkit.kernels.quantized_matmul.bench import COPY_RATE, attempt, print_rows, torch_us
 from labkit.kernels.queued import copies_for, queued
 from labkit.kernels.sampling import reference
@@ -41,8 +43,8 @@ def logits_of(rows: int, flat: bool = False) -> mx.array:
 
 
 def rows(quick: bool = True) -> list[dict]:
-    """One row a kernel, setting and configuration; the host's cost of a launch (about 3.5 us) is inside. What fails is
-    printed and left out."""
+    """One row a kernel, setting and configuration. `us` has the host's cost of a launch (about 3.5 us) inside;
+    `device_us`, where it can be had, has not, and the rates are its. What fails is printed and left out."""
     rounds = 3 if quick else 9
     found = []
     for batch, (label, setting) in itertools.product((1, 8, 32), SETTINGS.items()):
@@ -74,21 +76,21 @@ def _draw(batch, label, setting, chunk_threads, row_threads, rounds) -> list[dic
     wrong = (drawn != reference.sample_rows(SAMPLE_ROWS.launch(**row_calls[0]))[0]).sum().item()
     found = []
     for kernel, calls, threads in ((SAMPLE_CHUNKS, chunk_calls, chunk_threads), (SAMPLE_ROWS, row_calls, row_threads)):
-        seconds = queued([lambda c=c, kernel=kernel: kernel(**c) for c in calls], launches=64, rounds=rounds)
+        work = [partial(kernel, **c) for c in calls]
+        seconds = queued(work, launches=64, rounds=rounds)
         nbytes = first.nbytes if kernel is SAMPLE_CHUNKS else 0
-        found.append(
-            {
-                "name": kernel.name,
-                "shape": f"{batch} rows, {label}",
-                "configuration": f"threads {threads}, chunks {4 * chunk_threads}",
-                "us": 1e6 * seconds,
-                "GB/s": nbytes / seconds / 1e9 if nbytes else None,
-                "floor_us": 1e6 * nbytes / COPY_RATE if nbytes else None,
-                "predicted_us": PREDICTED[kernel.name][batch],
-                "other_tokens": wrong,
-            }
-        )
-    return found
+        row = {
+            "name": kernel.name,
+            "shape": f"{batch} rows, {label}",
+            "configuration": f"threads {threads}, chunks {4 * chunk_threads}",
+            "us": 1e6 * seconds,
+            "GB/s": nbytes / seconds / 1e9 if nbytes else None,
+            "floor_us": 1e6 * nbytes / COPY_RATE if nbytes else None,
+            "predicted_us": PREDICTED[kernel.name][batch],
+            "other_tokens": wrong,
+        }
+        found.append((row, work))
+    return add_device_times(found)
 
 
 def _baselines(batch, label, setting, rounds) -> list[dict]:
@@ -106,14 +108,17 @@ def _baselines(batch, label, setting, rounds) -> list[dict]:
     shape = f"{batch} rows, {label}"
     seconds = attempt("mlx-lm", lambda: queued([mlx], launches=8, rounds=rounds))
     if seconds:
-        found.append({"name": "mlx-lm sampler", "shape": shape, "configuration": "", "us": 1e6 * seconds})
-    us = attempt("torch", lambda: _torch_us(batch, setting))
+        row = {"name": "mlx-lm sampler", "shape": shape, "configuration": "", "us": 1e6 * seconds}
+        found.append((row, [mlx]))
+    calls = attempt("torch", lambda: _torch_calls(batch, setting))
+    us = attempt("torch", lambda: torch_us(calls, launches=16)) if calls else None
     if us:
-        found.append({"name": "torch sort, cumsum, multinomial", "shape": shape, "configuration": "", "us": us})
-    return found
+        row = {"name": "torch sort, cumsum, multinomial", "shape": shape, "configuration": "", "us": us}
+        found.append((row, calls))
+    return add_device_times(found)
 
 
-def _torch_us(batch: int, setting: dict) -> float | None:
+def _torch_calls(batch: int, setting: dict) -> Calls | None:
     try:
         import torch
     except ImportError:
@@ -139,7 +144,7 @@ def _torch_us(batch: int, setting: dict) -> float | None:
             p = torch.softmax(x, dim=-1)
             (p / torch.empty_like(p).exponential_()).argmax(dim=-1)
 
-    return torch_us([work], launches=16)
+    return [work]
 
 
 if __name__ == "__main__":
