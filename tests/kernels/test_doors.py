@@ -145,6 +145,7 @@ VALID: dict[str, Callable[[], dict]] = {
     "gated_delta.scan": rule,
     "gated_delta.scan_blocked": rule,
     "gated_delta.scan_inputs": lambda: without(mixer(), "z", "state", "norm_weight"),
+    "grouped_matmul.choose_decode_experts": lambda: {**experts(), "logits": normal(2, 4), "k": 2},
     "grouped_matmul.decode_experts": lambda: {
         **experts(),
         "indices": mx.array([[0, 1], [2, 0]], dtype=mx.int32),

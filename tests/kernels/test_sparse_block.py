@@ -61,6 +61,9 @@ def test_block_is_mlx_lms(block, tokens, target):
     if tokens <= grouped_matmul.DECODE_TOKENS:
         indices, weights = routing.choose_experts(logits, K, experts=EXPERTS, target=target)
         got = grouped_matmul.decode_experts(rows, *experts, indices, weights, **shared, target=target)
+        choosing = grouped_matmul.choose_decode_experts(rows, *experts, logits, K, experts=EXPERTS, target=target)
+        apart = grouped_matmul.decode_experts(rows, *experts, indices, weights, target=target)
+        assert mx.array_equal(choosing, apart)
     else:
         routed = routing.route(logits, K, 16, experts=EXPERTS, target=target)
         groups = routed.groups

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `grouped_experts` | 3 | many tokens: tiles of sorted rows, as high as the experts' load asks for |
 | `decode_experts` | 2 | a few tokens: each assignment reads its expert's weights once, nothing is sorted |
+| `choose_decode_experts` | 2 | the same from the router's scores: the first launch chooses, too |
 
 Both fuse gate, up and SwiGLU into one launch, and weigh the down products before they are stored. The decode form also
 adds them up, with the shared expert, in the same launch. Tiles leave that to `combine_experts`, since a token's experts
@@ -16,11 +17,13 @@ import mlx.core as mx
 
 from labkit.kernels.door import takes_arrays
 from labkit.kernels.grouped_matmul.launches import (
+    CHOOSE_GATE_UP,
     COMBINE_EXPERTS,
     DECODE_DOWN,
     DECODE_GATE_UP,
     EXPERT_DOWN,
     EXPERT_GATE_UP,
+    choose_gate_up_call,
     combine_experts_call,
     decode_down_call,
     decode_gate_up_call,
@@ -31,12 +34,14 @@ from labkit.kernels.quantized_matmul.packed import Packed, forms
 from labkit.kernels.targets import target_in_use
 
 __all__ = [
+    "CHOOSE_GATE_UP",
     "COMBINE_EXPERTS",
     "DECODE_DOWN",
     "DECODE_GATE_UP",
     "DECODE_TOKENS",
     "EXPERT_DOWN",
     "EXPERT_GATE_UP",
+    "choose_decode_experts",
     "choose_tile",
     "decode_experts",
     "form_for",
@@ -140,10 +145,55 @@ def decode_experts(
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
-    # H200 (data/measured/h200_grouped_matmul.json): one token took 12.6 and 12.5 us by lanes, 17.1 and 15.9 by tensor
-    # cores, whose text is half as long again and hashed at each launch.
-    form = "plain" if x.shape[0] == 1 else form_for(x, gate, up, down, target=target)
+    form = _decode_form(x, gate, up, down, target)
     (hidden,) = DECODE_GATE_UP[form](**decode_gate_up_call(x, gate, up, indices, form), target=target)
     call = decode_down_call(hidden, down, indices, weights, shared, shared_factor, form)
     (y,) = DECODE_DOWN[form](**call, target=target)
     return y
+
+
+@takes_arrays
+def choose_decode_experts(
+    x: mx.array,
+    gate: Packed,
+    up: Packed,
+    down: Packed,
+    logits: mx.array,
+    k: int,
+    *,
+    experts: int | None = None,
+    renormalise: bool = True,
+    shared: int = 0,
+    target: str | None = None,
+) -> mx.array:
+    """`choose_experts` by softmax and `decode_experts` in two launches for their three.
+
+    Every threadgroup of gate and up chooses for its token, which costs the device less than a launch costs the host:
+    256 scores are 1 KB, and the choice some 1 us.
+
+    Args:
+        x: [T, D]. gate, up, down: experts + shared matrices, as for `grouped_experts`.
+        logits: [T, L] float32, the router's scores. k, experts, renormalise, shared: as for `choose_experts`.
+        target: where to run (`labkit.kernels.targets`).
+
+    Returns:
+        [T, D] in x's dtype: the bits of the three launches.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    Source: as `choose_experts` and `grouped_experts`.
+    """
+    experts = gate.experts - shared if experts is None else experts
+    form = _decode_form(x, gate, up, down, target)
+    choice = {"experts": experts, "renormalise": renormalise, "shared": shared}
+    call = choose_gate_up_call(x, gate, up, logits, k, form, **choice)
+    hidden, indices, weights = CHOOSE_GATE_UP[form](**call, target=target)
+    (y,) = DECODE_DOWN[form](**decode_down_call(hidden, down, indices, weights, form=form), target=target)
+    return y
+
+
+def _decode_form(x: mx.array, gate: Packed, up: Packed, down: Packed, target: str | None) -> str:
+    # H200 (data/measured/h200_grouped_matmul.json): one token took 12.6 and 12.5 us by lanes, 17.1 and 15.9 by tensor
+    # cores, whose text is half as long again and hashed at each launch.
+    return "plain" if x.shape[0] == 1 else form_for(x, gate, up, down, target=target)

@@ -8,11 +8,13 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.kernels.grouped_matmul.launches import (
+    CHOOSE_GATE_UP,
     COMBINE_EXPERTS,
     DECODE_DOWN,
     DECODE_GATE_UP,
     EXPERT_DOWN,
     EXPERT_GATE_UP,
+    choose_gate_up_call,
     combine_experts_call,
     decode_down_call,
     decode_gate_up_call,
@@ -103,6 +105,16 @@ def _decode_gate_up(form: str, tokens, topk, experts, n, k, bits, group, dtype) 
     return DECODE_GATE_UP[form].launch(**decode_gate_up_call(x, gate, up, indices, form))
 
 
+def _choose_gate_up(form: str, tokens, topk, experts, shared, n, k, bits, group, dtype) -> Launch:
+    x = mx.random.normal((tokens, k)).astype(dtype)
+    gate, up = (packed_experts(experts + shared, n, k, dtype, bits, group) for _ in range(2))
+    # The same every time, as the indices above; far enough apart that rounding changes no choice.
+    scores = np.stack([np.random.default_rng(t).permutation(experts + 1) for t in range(tokens)]) * 0.1
+    options = {"experts": experts, "renormalise": shared > 0, "shared": shared}
+    call = choose_gate_up_call(x, gate, up, mx.array(scores.astype(np.float32)), topk, form, **options)
+    return CHOOSE_GATE_UP[form].launch(**call)
+
+
 def _decode_down(form: str, tokens, topk, experts, n, k, bits, group, shared, dtype) -> Launch:
     hidden = mx.random.normal((tokens * topk, k)).astype(dtype)
     weights = mx.softmax(mx.random.normal((tokens, topk)), axis=-1)
@@ -156,6 +168,14 @@ ENTRIES = [
         ((1, 8, 16, 32, 256, 4, 64), (3, 2, 5, 41, 96, 8, 32)),
         ("1 token, 8 of 16 experts", "3 tokens, 2 of 5 experts, 41 columns, 8 bits"),
         "experts' gate and up with SwiGLU for a few tokens",
+        EXACT,
+    ),
+    *_entries(
+        CHOOSE_GATE_UP,
+        _choose_gate_up,
+        ((2, 8, 30, 2, 32, 256, 4, 64), (3, 2, 7, 0, 41, 96, 8, 32)),
+        ("2 tokens, 8 of 30 experts, 2 shared slots", "3 tokens, 2 of 7 experts, 41 columns, 8 bits"),
+        "the choice of experts, and their gate and up with SwiGLU, for a few tokens",
         EXACT,
     ),
     *_entries(

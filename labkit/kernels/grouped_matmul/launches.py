@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from labkit.kernels.grouped_matmul import reference
+from labkit.kernels.headers import TILES
 from labkit.kernels.launch import Kernel
 from labkit.kernels.quantized_matmul.launches import (
     check_form,
@@ -20,6 +21,7 @@ from labkit.kernels.quantized_matmul.launches import (
     tile_kernels,
 )
 from labkit.kernels.quantized_matmul.packed import Packed
+from labkit.kernels.routing.launches import ROUTING, check_choice
 
 _FOLDER = Path(__file__).parent
 _GATE_UP = ["x", "gate", "gate_scales", "gate_biases", "up", "up_scales", "up_biases"]
@@ -39,6 +41,14 @@ COMBINE_EXPERTS = Kernel.from_file(
 )
 DECODE_GATE_UP = row_kernels(
     _FOLDER / "decode_gate_up.metal", [*_GATE_UP, "indices"], ["hidden"], "1 true 1 2", reference.decode_gate_up
+)
+CHOOSE_GATE_UP = row_kernels(
+    _FOLDER / "choose_gate_up.metal",
+    [*_GATE_UP, "logits", "L"],
+    ["hidden", "indices", "weights"],
+    "1 true 1 2",
+    reference.choose_gate_up,
+    header=TILES.followed_by(ROUTING),
 )
 DECODE_DOWN = row_kernels(
     _FOLDER / "decode_down.metal",
@@ -161,19 +171,73 @@ def decode_gate_up_call(
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
+    _check_indices(indices, x.shape[0])
+    call = _gate_up(x, gate, up, indices.shape[1], form, simds, unroll)
+    return {
+        **call,
+        "inputs": [*call["inputs"], indices],
+        "template": [*call["template"], ("TOPK", indices.shape[1])],
+    }
+
+
+def choose_gate_up_call(
+    x: mx.array,
+    gate: Packed,
+    up: Packed,
+    logits: mx.array,
+    k: int,
+    form: str = "plain",
+    *,
+    experts: int,
+    renormalise: bool = True,
+    shared: int = 0,
+    simds: int | None = None,
+    unroll: int | None = None,
+) -> dict:
+    """The arguments of `CHOOSE_GATE_UP[form]`: hidden as `DECODE_GATE_UP`, indices and weights as `choose_experts`.
+
+    Args:
+        x: [T, K], a few tokens. gate, up: experts + shared of N x K. logits: [T, L], one more than experts if shared.
+        k, experts, renormalise, shared: as for `choose_experts`. simds, unroll: as for `decode_gate_up_call`.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+    """
+    check_choice(logits, k, experts, shared)
+    if logits.shape[0] != x.shape[0] or logits.dtype != mx.float32 or gate.experts != experts + shared:
+        raise ValueError(
+            f"logits are [{x.shape[0]}, L] float32 for {gate.experts} experts, {shared} of them shared, not "
+            f"{logits.shape} {logits.dtype} for {experts}"
+        )
+    slots, tokens = k + shared, logits.shape[0]
+    call = _gate_up(x, gate, up, slots, form, simds, unroll)
+    choice = [("E", experts), ("TOPK", k), ("SHARED", shared), ("RENORMALISE", renormalise)]
+    return {
+        **call,
+        "inputs": [*call["inputs"], logits, logits.shape[1]],
+        "template": [*call["template"], *choice],
+        "output_shapes": [*call["output_shapes"], (tokens, slots), (tokens, slots)],
+        "output_dtypes": [x.dtype, mx.int32, mx.float32],
+    }
+
+
+def _gate_up(
+    x: mx.array, gate: Packed, up: Packed, slots: int, form: str, simds: int | None, unroll: int | None
+) -> dict:
+    """What both calls for gate and up have in common; `slots`: experts of a token."""
     _same_shape(gate, up)
     _check(x, gate, form, "x", up)
-    _check_indices(indices, x.shape[0])
     steps = -(-gate.k * gate.bits // 512)
     chosen = staged_split_for(steps, parts=2) if form == "tensor" else split_for(steps, in_flight=2)
     simds, unroll = simds or chosen[0], unroll or chosen[1]
+    rows = x.shape[0] * slots
     return {
-        "inputs": [x, *gate.arrays, *up.arrays, indices],
-        "template": [("T", x.dtype), *gate.template, ("TOPK", indices.shape[1]), ("SIMDS", simds)]
+        "inputs": [x, *gate.arrays, *up.arrays],
+        "template": [("T", x.dtype), *gate.template, ("SIMDS", simds)]
         + ([("UNROLL", unroll)] if form == "tensor" else []),
-        "grid": (-(-gate.n // 16) * 32 * simds, indices.size, 1),
+        "grid": (-(-gate.n // 16) * 32 * simds, rows, 1),
         "threadgroup": (32 * simds, 1, 1),
-        "output_shapes": [(indices.size, gate.n)],
+        "output_shapes": [(rows, gate.n)],
         "output_dtypes": [x.dtype],
     }
 

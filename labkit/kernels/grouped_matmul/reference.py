@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from labkit.kernels.quantized_matmul.packed import Packed
 from labkit.kernels.quantized_matmul.reference import packed_of
+from labkit.kernels.routing.reference import choose_slots
 from labkit.kernels.signature import Launch
 
 
@@ -47,6 +48,16 @@ def decode_gate_up(launch: Launch) -> list[mx.array]:
     x, indices = launch.inputs[0], launch.inputs[7].reshape(-1)
     rows = mx.repeat(x, dict(launch.template)["TOPK"], axis=0)
     return [swiglu(*(expert_products(rows, indices, packed_of(launch, first)) for first in (1, 4)))]
+
+
+def choose_gate_up(launch: Launch) -> list[mx.array]:
+    """Rows by assignment, experts, and their weights."""
+    x, logits, template = launch.inputs[0], launch.inputs[7], dict(launch.template)
+    choice = {**template, "K": template["TOPK"], "SIGMOID": False, "BIASED": False}
+    indices, weights = choose_slots((logits, logits, mx.array(1.0)), choice)
+    rows, flat = mx.repeat(x, indices.shape[1], axis=0), indices.reshape(-1)
+    hidden = swiglu(*(expert_products(rows, flat, packed_of(launch, first)) for first in (1, 4)))
+    return [hidden, indices, weights]
 
 
 def decode_down(launch: Launch) -> list[mx.array]:

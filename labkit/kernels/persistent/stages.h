@@ -96,11 +96,7 @@ struct SparseHalf {
 
     for (uint m = grid.simdgroup; m < M; m += SIMDS) {
       const device float* scores = logits + m * SCORES;
-      Choice choice = choose<E, TOPK, false, false, RENORMALISE>(scores, scores, 1.0f, grid.lane);
-      if (SHARED > 0 && grid.lane >= uint(TOPK) && grid.lane < uint(SLOTS)) {
-        choice.expert = E + grid.lane - TOPK;
-        choice.weight = 1.0f / (1.0f + exp(-scores[E]));
-      }
+      Choice choice = choose_slot<E, TOPK, SHARED, false, false, RENORMALISE>(scores, scores, 1.0f, grid.lane);
       if (grid.lane < uint(SLOTS)) expert[m * SLOTS + grid.lane] = int(choice.expert), factor[m * SLOTS + grid.lane] = choice.weight;
     }
     if (grid.thread_ == 0) factor[CHOICES] = 1.0f;

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from labkit.kernels.header import Header
 from labkit.kernels.headers import TILES
 from labkit.kernels.launch import Kernel
 from labkit.kernels.quantized_matmul import native, reference
@@ -37,9 +38,10 @@ def tile_kernels(
 
 
 def row_kernels(
-    path: Path, inputs: list[str], outputs: list[str], sizes: str, oracle, native=None
+    path: Path, inputs: list[str], outputs: list[str], sizes: str, oracle, native=None, header: Header = TILES
 ) -> dict[str, Kernel]:
-    """A text over `FewRows` in both forms. `sizes`: its arguments M, ROUTED, SLOTS and PARTS, as words of the text."""
+    """A text over `FewRows` in both forms. `sizes`: its arguments M, ROUTED, SLOTS and PARTS, as words of the text;
+    `header`: `TILES`, with what else it stands on."""
     rows, *rest = sizes.split()
     others = ", ".join(rest)
     return {
@@ -48,7 +50,7 @@ def row_kernels(
             inputs,
             outputs,
             f"using FewRows = {start}, {rows}, BITS, GROUP, K, N, {others}, SIMDS{end}>;\n{path.read_text()}",
-            header=TILES,
+            header=header,
             reference=oracle,
             native=native,
         )

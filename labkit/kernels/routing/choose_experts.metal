@@ -1,6 +1,5 @@
 // A threadgroup takes a block of TOKENS tokens, a simdgroup one token at a time; then thread e counts the block's rows of
-// expert e by walking the block's choices, so that no two threads ever add to one counter. SHARED further slots go to the
-// experts behind the E, for every token, with the sigmoid of the logit behind the E as their weight.
+// expert e by walking the block's choices, so that no two threads ever add to one counter.
 constexpr int SLOTS = K + SHARED, GROUPS = E + SHARED;
 threadgroup ushort4 chosen[(TOKENS * SLOTS + 3) / 4];
 uint lane = thread_index_in_simdgroup;
@@ -9,11 +8,7 @@ uint tokens = min(uint(TOKENS), uint(T) - block * TOKENS);
 
 for (uint i = simdgroup_index_in_threadgroup; i < tokens; i += THREADS / 32) {
   size_t token = size_t(block) * TOKENS + i;
-  Choice choice = choose<E, K, SIGMOID, BIASED, RENORMALISE>(logits + token * L, bias, scale, lane);
-  if (SHARED > 0 && lane >= uint(K) && lane < uint(SLOTS)) {
-    choice.expert = E + lane - K;
-    choice.weight = 1.0f / (1.0f + exp(-static_cast<float>(logits[token * L + E])));
-  }
+  Choice choice = choose_slot<E, K, SHARED, SIGMOID, BIASED, RENORMALISE>(logits + token * L, bias, scale, lane);
   if (lane < uint(SLOTS)) {
     indices[token * SLOTS + lane] = int(choice.expert);
     weights[token * SLOTS + lane] = choice.weight;

@@ -76,12 +76,8 @@ def choose_experts_call(
     """
     inputs, template = _choice(logits, k, experts, scoring, bias, renormalise, scale)
     tokens, experts = logits.shape[0], dict(template)["E"]
+    check_choice(logits, k, experts, shared)
     slots, groups = k + shared, experts + shared
-    if shared and (experts >= logits.shape[1] or slots > MAX_K or groups > MAX_EXPERTS):
-        raise ValueError(
-            f"{shared} shared slots beside {k} of {experts} experts: logits {logits.shape} need one column more than "
-            f"experts, and at most {MAX_K} slots and {MAX_EXPERTS} experts are possible in all"
-        )
     block = block or tokens_per_block(tokens, slots)
     blocks = -(-tokens // block)
     return {
@@ -179,15 +175,9 @@ def tokens_per_block(tokens: int, k: int) -> int:
 
 
 def _choice(logits, k, experts, scoring, bias, renormalise, scale) -> tuple[list, list]:
-    if logits.ndim != 2 or logits.size == 0:
-        raise ValueError(f"router logits need shape [T, L] with at least one value, not {logits.shape}")
-    experts = logits.shape[1] if experts is None else experts
-    if not 1 <= experts <= min(logits.shape[1], MAX_EXPERTS):
-        raise ValueError(
-            f"experts must be 1 to {min(logits.shape[1], MAX_EXPERTS)} for logits {logits.shape}, not {experts}"
-        )
-    if not 1 <= k <= min(experts, MAX_K):
-        raise ValueError(f"k must be 1 to {min(experts, MAX_K)} for {experts} experts, not {k}")
+    if logits.ndim == 2 and experts is None:
+        experts = logits.shape[1]
+    check_choice(logits, k, experts)
     if scoring not in SCORINGS:
         raise ValueError(f"scoring is one of {', '.join(SCORINGS)}, not {scoring!r}")
     if bias is not None and bias.shape != (experts,):
@@ -196,6 +186,23 @@ def _choice(logits, k, experts, scoring, bias, renormalise, scale) -> tuple[list
     biases = _no_bias() if bias is None else bias
     inputs = [logits, biases, float(scale), logits.shape[0], logits.shape[1]]
     return inputs, [*template, ("RENORMALISE", renormalise)]
+
+
+def check_choice(logits: mx.array, k: int, experts: int, shared: int = 0) -> None:
+    """Raises ValueError unless logits [T, L] can choose k of `experts`, with `shared` slots more for every token."""
+    if logits.ndim != 2 or logits.size == 0:
+        raise ValueError(f"router logits need shape [T, L] with at least one value, not {logits.shape}")
+    if not 1 <= experts <= min(logits.shape[1], MAX_EXPERTS):
+        raise ValueError(
+            f"experts must be 1 to {min(logits.shape[1], MAX_EXPERTS)} for logits {logits.shape}, not {experts}"
+        )
+    if not 1 <= k <= min(experts, MAX_K):
+        raise ValueError(f"k must be 1 to {min(experts, MAX_K)} for {experts} experts, not {k}")
+    if shared and (experts >= logits.shape[1] or k + shared > MAX_K or experts + shared > MAX_EXPERTS):
+        raise ValueError(
+            f"{shared} shared slots beside {k} of {experts} experts: logits {logits.shape} need one column more than "
+            f"experts, and at most {MAX_K} slots and {MAX_EXPERTS} experts are possible in all"
+        )
 
 
 def _check_indices(indices: mx.array, experts: int) -> None:

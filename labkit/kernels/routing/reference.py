@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from labkit.kernels.signature import Launch
@@ -12,14 +14,20 @@ LARGEST = 3.402823466e38
 def choose_experts(launch: Launch) -> list[mx.array]:
     """Experts and weights of each token, and the counts of each block of tokens."""
     template = dict(launch.template)
-    indices, weights = _choose(launch, template)
+    indices, weights = choose_slots(launch.inputs[:3], template)
+    block = template["TOKENS"] * indices.shape[1]
+    return [indices, weights, _block_counts(indices.reshape(-1), block, template["E"] + template["SHARED"])]
+
+
+def choose_slots(inputs: Sequence[mx.array], template: dict) -> tuple[mx.array, mx.array]:
+    """Experts and weights of each token, the shared expert's slots behind the chosen ones; logits, bias and scale."""
+    indices, weights = _choose(inputs, template)
     if shared := template["SHARED"]:
         further = mx.arange(template["E"], template["E"] + shared, dtype=mx.int32)
-        gate = mx.sigmoid(launch.inputs[0][:, template["E"], None].astype(mx.float32))
+        gate = mx.sigmoid(inputs[0][:, template["E"], None].astype(mx.float32))
         indices = mx.concatenate([indices, mx.broadcast_to(further, (indices.shape[0], shared))], axis=1)
         weights = mx.concatenate([weights, mx.broadcast_to(gate, (indices.shape[0], shared))], axis=1)
-    block = template["TOKENS"] * indices.shape[1]
-    return [indices, weights, _block_counts(indices.reshape(-1), block, template["E"] + shared)]
+    return indices, weights
 
 
 def count_experts(launch: Launch) -> list[mx.array]:
@@ -37,7 +45,7 @@ def group_rows(launch: Launch) -> list[mx.array]:
 def route_few(launch: Launch) -> list[mx.array]:
     """Choice and grouping at once."""
     template = dict(launch.template)
-    indices, weights = _choose(launch, template)
+    indices, weights = _choose(launch.inputs[:3], template)
     tile, max_blocks = launch.inputs[-2:]
     return [indices, weights, *group(indices.reshape(-1), template["E"], tile, max_blocks.item())]
 
@@ -73,8 +81,8 @@ def clean(x: mx.array) -> mx.array:
     return mx.where(x == 0, 0.0, x)
 
 
-def _choose(launch: Launch, template: dict) -> tuple[mx.array, mx.array]:
-    logits, bias, scale = launch.inputs[:3]
+def _choose(inputs: Sequence[mx.array], template: dict) -> tuple[mx.array, mx.array]:
+    logits, bias, scale = inputs
     experts, k = template["E"], template["K"]
     logits = clean(logits.reshape(-1, logits.shape[-1])[:, :experts].astype(mx.float32))
     rank_by = scores = mx.sigmoid(logits) if template["SIGMOID"] else logits

@@ -75,6 +75,19 @@ METAL_FUNC Choice choose(Row row, Bias bias, float scale, uint lane) {
   return {mine, score * scale};
 }
 
+//@provides choose_slot
+// The same with SHARED further slots behind the K, for a shared expert that runs as experts E and following, with the sigmoid of
+// logit E as their weight: lane l returns slot l.
+template <int E, int K, int SHARED, bool SIGMOID, bool BIASED, bool RENORMALISE, class Row, class Bias>
+METAL_FUNC Choice choose_slot(Row row, Bias bias, float scale, uint lane) {
+  Choice choice = choose<E, K, SIGMOID, BIASED, RENORMALISE>(row, bias, scale, lane);
+  if (SHARED > 0 && lane >= uint(K) && lane < uint(K + SHARED)) {
+    choice.expert = E + lane - K;
+    choice.weight = 1.0f / (1.0f + exp(-static_cast<float>(row[E])));
+  }
+  return choice;
+}
+
 //@provides count_of
 // How many of the first n assignments of a block chose an expert. The list is padded to fours with 0xffff.
 METAL_FUNC uint count_of(threadgroup const ushort4* chosen, uint n, uint expert) {

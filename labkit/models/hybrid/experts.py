@@ -9,7 +9,13 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.kernels.fused import norm_router, residual_rms_norm
-from labkit.kernels.grouped_matmul import DECODE_TOKENS, choose_tile, decode_experts, grouped_experts
+from labkit.kernels.grouped_matmul import (
+    DECODE_TOKENS,
+    choose_decode_experts,
+    choose_tile,
+    decode_experts,
+    grouped_experts,
+)
 from labkit.kernels.quantized_matmul import Packed
 from labkit.kernels.routing import choose_experts, route
 from labkit.kernels.targets import device_target
@@ -68,8 +74,11 @@ class Experts:
         few = x.shape[0] <= DECODE_TOKENS and not plan.invariant
         by_mlx = plan.variants.experts in ("gather", "before") and not plan.invariant
         if not by_kernels or few or by_mlx:
+            fused = by_kernels and few and plan.variants.fuse_experts and plan.variants.fuse_combine
+            if fused and plan.variants.fuse_choice:
+                return choose_decode_experts(x, gate, up, down, logits, config.top_k, **choice)
             indices, weights = choose_experts(logits, config.top_k, **choice)
-            if by_kernels and few and plan.variants.fuse_experts and plan.variants.fuse_combine:
+            if fused:
                 return decode_experts(x, gate, up, down, indices, weights)
             before = by_kernels and not few and plan.variants.experts == "before"
             return self._gathered(x, indices, weights, as_floats=before)

@@ -29,6 +29,7 @@ class Variants:
             "fixed": blocks of 512; "by_context": general below 32K columns of context, fixed from there on.
         loads: decode attention's reads. "wide": vectors, neighbouring lanes side by side; "single": element by element.
         fuse_experts: gate and up projections and SwiGLU of the experts in one launch.
+        fuse_choice: choosing a few tokens' experts in the launch of their gate and up projections.
         fuse_combine: down projection, routing weights and the shared expert in one launch.
         fuse_queries: splitting, norms, rotation and the cache's new column in one launch before attention.
         fuse_recurrence: convolution, recurrence and gated norm of a decode step in one launch.
@@ -51,6 +52,7 @@ class Variants:
     columns: Literal["general", "fixed", "by_context"] = "general"
     loads: Literal["wide", "single"] = "wide"
     fuse_experts: bool = True
+    fuse_choice: bool = True
     fuse_combine: bool = True
     fuse_queries: bool = True
     fuse_recurrence: bool = True
