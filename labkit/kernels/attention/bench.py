@@ -60,7 +60,9 @@ def rows(quick: bool = True) -> list[dict]:
     return [*found, *paged_bench.rows(quick)]
 
 
-def _tensors(columns: int, length: int, sets: int) -> list[tuple[mx.array, ...]]:
+def random_tensors(columns: int, length: int, sets: int) -> list[tuple[mx.array, ...]]:
+    """So many sets of queries, keys and values of one row, bf16."""
+
     def normal(*shape: int) -> mx.array:
         return mx.random.normal(shape, dtype=mx.bfloat16)
 
@@ -78,7 +80,7 @@ def _tensors(columns: int, length: int, sets: int) -> list[tuple[mx.array, ...]]
 
 def _decode_rows(columns: int, predicted: float, configurations: Sequence) -> list[dict]:
     nbytes = 2 * 2 * KV_HEADS * WIDTH * columns
-    tensors = _tensors(columns, 1, copies_for(nbytes))
+    tensors = random_tensors(columns, 1, copies_for(nbytes))
     first, last = mx.array([0], dtype=mx.int32), mx.array([columns], dtype=mx.int32)
     want = attention(tensors[0][0][:, :, 0], *tensors[0][1:], first, last, SCALE)
 
@@ -98,7 +100,7 @@ def _decode_rows(columns: int, predicted: float, configurations: Sequence) -> li
 
 def _prefill_rows(length: int, predicted: float) -> list[dict]:
     operations = 2 * 2 * HEADS * WIDTH * length * (length + 1) // 2
-    tensors = _tensors(length, length, 3)
+    tensors = random_tensors(length, length, 3)
     zero = mx.array([0], dtype=mx.int32)
     want = mx.fast.scaled_dot_product_attention(*tensors[0], scale=SCALE, mask="causal").astype(mx.float32)
 

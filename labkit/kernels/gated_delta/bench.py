@@ -166,7 +166,8 @@ def _shape(length: int) -> str:
     return f"T={length} Hk{HK} Hv{HV} {DIM}x{DIM} bf16"
 
 
-def _inputs(length: int) -> list[mx.array]:
+def random_inputs(length: int) -> list[mx.array]:
+    """q, k, v, log_decay, beta and state of one row, evaluated."""
     mx.random.seed(0)
     inputs = random_scan_inputs(1, length, HK, HV, DIM, DIM, mx.bfloat16)
     mx.eval(inputs)
@@ -174,7 +175,7 @@ def _inputs(length: int) -> list[mx.array]:
 
 
 def _scan(length: int, form: Callable, predicted: float, count: int, rounds: int) -> dict:
-    q, k, v, log_decay, beta, state = _inputs(length)
+    q, k, v, log_decay, beta, state = random_inputs(length)
     row = chained(lambda last: form(q, k, last[0], log_decay, beta, last[1]), (v, state), count, rounds)
     moved = 2 * length * (2 * HK + 2 * HV) * DIM + 8 * HV * DIM * DIM + 8 * length * HV
     floor = 4 * length * HV * DIM * DIM / FP32_RATE * 1e6
@@ -192,7 +193,7 @@ def _errors(form: Callable) -> dict:
 
 @cache
 def _exact() -> tuple[list[mx.array], np.ndarray, np.ndarray]:
-    inputs = _inputs(200)
+    inputs = random_inputs(200)
     return inputs, *in_float64(*inputs)
 
 
@@ -216,7 +217,7 @@ def in_float64(*inputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _prepare(length: int, predicted: float, count: int, rounds: int) -> dict:
-    call = prepare_mma_call(RuleInputs.checked(*_inputs(length)), Tensor())
+    call = prepare_mma_call(RuleInputs.checked(*random_inputs(length)), Tensor())
     row = chained(lambda last: [*last, PREPARE_MMA(**call)[3]], [], count, rounds)
     moved = length * (2 * HK + HV) * DIM * 2 + -(-length // 64) * HV * 57856
     return row | {"predicted_us": predicted, "floor_us": round(moved / COPY_RATE * 1e6, 1), "GB/s": _rate(moved, row)}
@@ -277,7 +278,7 @@ def _step(batch: int, tokens: int, predicted: float, rounds: int) -> dict:
 
 
 def _mlx(length: int) -> dict:
-    q, k, v, log_decay, beta, state = _inputs(length)
+    q, k, v, log_decay, beta, state = random_inputs(length)
     decay = mx.exp(log_decay)
     step = lambda last: mx.fast.gated_delta_update(q, k, last[0], decay, beta, last[1])
     return _queued(lambda: step((v, state)), 1, 1)  # its launches would fill the profiler's trace: no `device_us`
@@ -287,7 +288,7 @@ def _fla(length: int, rounds: int) -> dict:
     import torch
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    q, k, v, log_decay, beta, _ = (torch.tensor(np.array(x.astype(mx.float32))).cuda() for x in _inputs(length))
+    q, k, v, log_decay, beta, _ = (torch.tensor(np.array(x.astype(mx.float32))).cuda() for x in random_inputs(length))
     q, k = (x.repeat_interleave(HV // HK, dim=2) for x in (q, k))
     q, k, v, beta = (x.bfloat16() for x in (q * DIM**0.5, k, v, beta))
     run = lambda: chunk_gated_delta_rule(q, k, v, log_decay, beta, output_final_state=True)
