@@ -17,7 +17,15 @@ from typing import Literal
 import mlx.core as mx
 
 from labkit.kernels.door import takes_arrays
-from labkit.kernels.quantized_matmul.launches import FEW, FEW_ROWS, MANY_ROWS, few_rows_call, many_rows_call
+from labkit.kernels.quantized_matmul.launches import (
+    FEW,
+    FEW_ROWS,
+    MANY_ROWS,
+    check_form,
+    few_rows_call,
+    many_rows_call,
+)
+from labkit.kernels.quantized_matmul.native import few_rows_of
 from labkit.kernels.quantized_matmul.packed import Packed, forms
 from labkit.kernels.targets import target_in_use
 
@@ -102,7 +110,10 @@ def quantized_matmul(
     where = target_in_use(target)
     variant = variant or choose_variant(rows.shape[0], x, weights, where)
     form = "tensor" if where == "cuda" and "tensor" in forms(x, weights) else "plain"
-    if variant == "few_rows":
+    if variant == "few_rows" and where in (None, "native") and rows.shape[0] <= FEW and weights.w.ndim == 2:
+        check_form(form, rows, weights)
+        y = few_rows_of(rows, weights)
+    elif variant == "few_rows":
         (y,) = FEW_ROWS[form](**few_rows_call(rows, weights, form), target=target)
     elif variant == "many_rows":
         (y,) = MANY_ROWS[form](**many_rows_call(rows, weights, form), target=target)

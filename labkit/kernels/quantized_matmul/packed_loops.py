@@ -6,6 +6,7 @@ import numpy as np
 from numba import carray
 
 from labkit.kernels.compiled import entry, inner, loop
+from labkit.kernels.fused.loops import copy
 from labkit.kernels.quantized_matmul.loops import product, ready
 from labkit.kernels.quantized_matmul.panels import (
     FIELDS,
@@ -23,6 +24,7 @@ from labkit.kernels.quantized_matmul.panels import (
 )
 from labkit.kernels.quantized_matmul.tiles import packed_tile
 from labkit.kernels.vectors import pointer
+from labkit.kernels.views import floats
 
 FOUR, EIGHT = FORMS.index(Form(4, 4)), FORMS.index(Form(8, 4))
 
@@ -64,17 +66,30 @@ def packed_rows(w, w_row, scales, biases, factors, x, sums, rows, bits, k, group
             m += tall
 
 
-@loop
-def rows_by_packed(w, scales, biases, x, sums, bits, group, y, begin, end):
-    """Outputs `begin` to `end` of y [rows, N].
+@entry
+def rows_by_packed(w, scales, biases, x, rows, bits, k, group, y, n, begin, end):
+    """Outputs `begin` to `end` of y [rows, n].
 
-    Args:
-        w: uint8 [N, K bits / 8]. scales, biases: float32 [N, groups].
-        x: float32 [rows, K], for 4 bits the even places first. sums: [rows, groups].
+    Args (addresses, but for sizes):
+        w: bytes [n, k bits / 8]. scales, biases: float32 [n, groups]. x: float32 [rows, k].
     """
+    groups, w_row = k // group, k * bits // 8
+    inputs, sums = np.empty(rows * k, np.float32), np.empty(rows * groups, np.float32)
+    for m in range(rows):
+        values = floats(x + 4 * m * k, k)
+        for g in range(groups):
+            total = np.float32(0)
+            for i in range(g * group, (g + 1) * group):
+                total += values[i]
+            sums[m * groups + g] = total
+        if bits == 4:  # a byte holds one weight of an even and one of an odd place
+            for i in range(k // 2):
+                inputs[m * k + i], inputs[m * k + k // 2 + i] = values[2 * i], values[2 * i + 1]
+        else:
+            copy(values, inputs[m * k : (m + 1) * k])
     packed_rows(
-        w[begin:], w.shape[1], scales[begin:], biases[begin:], scales.shape[1], x, sums, x.shape[0], bits, x.shape[1],
-        group, end - begin, y[:, begin:], y.shape[1],
+        w + begin * w_row, w_row, scales + 4 * begin * groups, biases + 4 * begin * groups, groups, inputs, sums, rows,
+        bits, k, group, end - begin, y + 4 * begin, n,
     )  # fmt: skip
 
 
@@ -85,7 +100,11 @@ def use_panels(bits: int) -> None:
 
 @loop
 def rows_by_panels(w, scales, biases, x, bits, group, y, begin, end):
-    """As `rows_by_packed`, x as it is: these outputs' weights are laid out in panels first."""
+    """Outputs `begin` to `end` of y [rows, n] = x W^T, the weights of these outputs laid out in panels first.
+
+    Args:
+        w: uint8 [n, K bits / 8]. scales, biases: float32 [n, groups]. x: float32 [rows, K].
+    """
     panels, k = (end - begin + WIDTH - 1) // WIDTH, x.shape[1]
     row = WIDTH * bits // 8
     matrix = np.empty(FIELDS, np.int64)
