@@ -75,7 +75,7 @@ def read_rate(*, quick: bool = True) -> Rate:
     programs["mlx copy, read and written"] = _best(copies, rounds, 2 * each)
     if not on_gpu:
         # MLX computes on one core here; numpy's max releases the interpreter, so threads reach what all cores can read.
-        host = [np.array(x) for x in arrays]
+        host = [np.asarray(x) for x in arrays]
         cores = os.cpu_count() or 1
         with ThreadPoolExecutor(cores) as pool:
             parts = [np.array_split(x, cores) for x in host]

@@ -34,11 +34,11 @@ def rectangles(parts: Mapping[str, Mapping[str, Sequence[Cell]]], *, title: str 
             for column, cell in enumerate(cells):
                 colour = style.GREY if cell is None else style.BLUE if isinstance(cell, int) else style.ORANGE
                 alpha = 0.25 if cell is None else 0.85
-                axes.add_patch(
-                    plt.Rectangle((column + 0.04, at + 0.08), 0.92, 0.84, color=colour, alpha=alpha, linewidth=0)
-                )
+                box = plt.Rectangle((column + 0.04, at + 0.08), 0.92, 0.84, color=colour, alpha=alpha, linewidth=0)
+                axes.add_patch(box).set_in_layout(False)  # it lies inside: the layout need not measure it
                 if cell is not None:
-                    axes.text(column + 0.5, at + 0.5, str(cell), ha="center", va="center", color="white", fontsize=8)
+                    inside = {"ha": "center", "va": "center", "color": "white", "fontsize": 8, "in_layout": False}
+                    axes.text(column + 0.5, at + 0.5, str(cell), **inside)
         axes.set_xlim(0, widest)
         axes.set_ylim(len(rows), 0)
         axes.set_yticks([at + 0.5 for at in range(len(rows))], list(rows))
