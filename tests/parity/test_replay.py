@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 import labkit
 from labkit.caches import BatchedContiguous, BatchedRecurrent, BatchedRotating
 from labkit.models import Rows, zoo
-from labkit.parity.replay import UNDEFINED, Arrival, Schedule, Verdict
+from labkit.parity.replay import UNDEFINED, Arrival, Recorder, Schedule, Verdict, run
 from tests.nightly import many
 from tests.parity.replaying import crowd, named_schedules, pair, replayed, schedules
 from tests.tiny_models import write_checkpoint
@@ -70,6 +70,30 @@ def test_a_row_whose_companion_left_joins_with_the_caches_of_a_batch(tokenizer, 
     for cancel in (0, 1, 2):
         told = (*arrivals[:2], replace(arrivals[2], cancel=cancel))
         assert replayed(*pair(tokenizer, model), Schedule(told, 3, 8)).faults == []
+
+
+def test_a_model_is_tried_once_however_often_it_is_recorded(tokenizer):
+    """Whether padding leaves a state alone is found by four forwards, which are no part of any recording."""
+    model = replace(tokenizer, model=Counted(tokenizer.model))
+    for _ in range(2):
+        engine, recorder = Recorder.engine(model, prefill_chunk=4, max_rows=2)
+        run(engine, [Arrival(step=0, prompt=3, answer=1), Arrival(step=0, prompt=3, answer=1)])
+        assert len(recorder.forwards) == sum(record.shape != (0, 0) for record in engine.log)
+    assert model.model.forwards == 4 + 2 * len(recorder.forwards)
+
+
+class Counted:
+    """A model that counts its forwards."""
+
+    def __init__(self, model):
+        self.model, self.forwards = model, 0
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def __call__(self, *given, **options):
+        self.forwards += 1
+        return self.model(*given, **options)
 
 
 def test_schedules_do_what_they_are_for(llama):

@@ -41,6 +41,13 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
+    # What is known of the model by trying, once a model, is known of it recorded.
+    def __eq__(self, other: object) -> bool:
+        return self._model is (other._model if isinstance(other, Recorder) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._model)
+
     def __call__(self, tokens: mx.array, caches: list[Cache], rows: Rows, **options: Any) -> Output:
         output = self._model(tokens, caches, rows, **options)
         # Of a cache in pages, what it would hold in a rectangle.
@@ -55,8 +62,7 @@ class Recorder:
         """An engine whose model is recorded."""
         recorder = cls(loaded.model)
         engine = Engine(replace(loaded, model=recorder), **options)
-        masks_padding(recorder)  # asked once a model, by forwards that no log tells of
-        recorder.forwards.clear()
+        masks_padding(loaded.model)  # found by forwards that no log tells of
         return engine, recorder
 
 
