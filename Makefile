@@ -44,9 +44,8 @@ test-nightly: $(SYNCED) ## The tests that are too long for every run
 test-cuda: ## Every kernel on an NVIDIA GPU (CUDA_PYTHON names another Python than .venv's)
 	@$(CUDA_PYTHON) -m pytest -m cuda tests/kernels
 
-sanitize-cuda: ## The same under compute-sanitizer: bad memory accesses, then races
-	@compute-sanitizer --tool memcheck --error-exitcode 1 $(CUDA_PYTHON) -m pytest -m cuda tests/kernels
-	@compute-sanitizer --tool racecheck --error-exitcode 1 $(CUDA_PYTHON) -m pytest -m cuda tests/kernels
+sanitize-cuda: ## The same under compute-sanitizer: bad memory accesses, then races; several processes at once
+	@$(CUDA_PYTHON) -m recipes.measured.sanitize --out build --seconds 1200
 
 clean: ## Remove what the commands made, but not .venv
 	rm -rf reports book/_build build dist

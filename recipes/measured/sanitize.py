@@ -1,0 +1,163 @@
+"""The device tests of the kernels under compute-sanitizer, in several processes at once, and what it found.
+
+    python -m recipes.measured.sanitize --out data/measured --commit SHA [--jobs 12] [--seconds 250] [--tools memcheck]
+
+Most of a test's time under the sanitizer is one core's, which compiles. Each process has its share of the tests; those
+of kernels whose threadgroups wait for each other come last. What a process had done when its time was up counts, the
+rest is "not reached". Succeeds if all tests passed and nothing was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+TESTS = "tests/kernels"
+TOOLS = ("memcheck", "racecheck")
+LAST = ("sparse_half", "linear_layer", "full_layer", "persistent")
+"""Parts of the names of tests that may hang where the sanitizer leaves fewer threadgroups room at once."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Outcomes:
+    """A pytest plugin: the tests that were collected, or a line of JSON a test as soon as it is over."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path, self.collected = path, []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.collected = [item.nodeid for item in session.items]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.path and (report.when == "call" or report.outcome != "passed"):
+            row = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 1)}
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def shares(tests: Sequence[str], jobs: int) -> list[list[str]]:
+    """The tests dealt out among at most so many processes, those of `LAST` at the end of each."""
+    late = [test for test in tests if any(part in test for part in LAST)]
+    order = [test for test in tests if test not in late] + late
+    return [order[i::jobs] for i in range(min(jobs, len(order)))]
+
+
+def findings(text: str) -> list[str]:
+    """What the sanitizer said beside its greeting and a summary of nothing."""
+    lines = [line.strip() for line in re.findall(r"^={9}(?!=)(.*)$", text, re.MULTILINE)]  # pytest's rules are longer
+    quiet = ("COMPUTE-SANITIZER", "ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards")
+    return [line for line in lines if line and not line.startswith(quiet)]
+
+
+def collect(expression: str) -> list[str]:
+    """The ids of the device tests, of those that fit a pytest expression."""
+    seen = Outcomes()
+    chosen = ["-k", expression] if expression else []
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["-qq", "-m", "cuda", "--collect-only", *chosen, TESTS], [seen])
+    return seen.collected
+
+
+def run(command: Sequence[str], tool: str, tests: Sequence[str], jobs: int, seconds: float) -> dict:
+    """One tool over all tests: {"rows": one a test, "findings": lines, "seconds": it took}.
+
+    Args:
+        command: what starts the sanitizer.
+        seconds: after which processes are ended.
+    """
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        started = [_start(command, tool, share, Path(folder) / str(i)) for i, share in enumerate(shares(tests, jobs))]
+        for process in started:
+            _finish(process, begin + seconds)
+        logs = [path.read_text(errors="replace") for path in sorted(Path(folder).glob("*.log"))]
+        lines = [line for path in sorted(Path(folder).glob("*.jsonl")) for line in path.read_text().splitlines()]
+    found = {row["test"]: row for row in map(json.loads, lines)}
+    rows = [found.get(test, {"test": test, "outcome": "not reached"}) for test in tests]
+    said = [line for text in logs for line in findings(text)]
+    failures = [text[-3000:] for text in logs if " failed" in text or "Error" in text]
+    return {
+        "rows": [{"tool": tool, **row} for row in rows],
+        "findings": said,
+        "failures": failures,
+        "seconds": round(time.perf_counter() - begin),
+    }
+
+
+def _start(command: Sequence[str], tool: str, tests: Sequence[str], stem: Path) -> subprocess.Popen:
+    listed = stem.with_suffix(".json")
+    listed.write_text(json.dumps(list(tests)))
+    own = [sys.executable, "-m", "recipes.measured.sanitize", "--job", str(listed)]
+    with stem.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(
+            [*command, "--tool", tool, "--error-exitcode", "9", *own],
+            **{"stdout": log, "stderr": log, "cwd": ROOT, "start_new_session": True},
+        )
+
+
+def _finish(process: subprocess.Popen, deadline: float) -> None:
+    """Wait for a process; at the deadline end it with what it started."""
+    try:
+        process.wait(max(0.1, deadline - time.perf_counter()))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def job(listed: Path) -> int:
+    """The tests of one process."""
+    plugin = Outcomes(listed.with_suffix(".jsonl"))
+    return pytest.main(["-q", "-m", "cuda", "-p", "no:xdist", *json.loads(listed.read_text())], [plugin])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build"))
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) * 3 // 4))
+    parser.add_argument("--seconds", type=float, default=250, help="of each tool")
+    parser.add_argument("--tools", nargs="+", default=TOOLS, choices=TOOLS)
+    parser.add_argument("--only", default="", help="a pytest expression, such as 'bfloat16 and not persistent'")
+    parser.add_argument("--sanitizer", default="compute-sanitizer", help="the program")
+    parser.add_argument("--name", default="h200", help="prefix of the file")
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        sys.exit(job(arguments.job))
+    from recipes.measured.kernels import conditions
+
+    os.chdir(ROOT)
+    tests = collect(arguments.only)
+    if not tests:
+        sys.exit(f"no device test of {TESTS} fits {arguments.only!r}")
+    out, clean = arguments.out.resolve(), True
+    out.mkdir(parents=True, exist_ok=True)
+    table = {"family": "sanitizer", **conditions(arguments.commit), "rows": []}
+    for tool in arguments.tools:
+        ran = run([arguments.sanitizer], tool, tests, arguments.jobs, arguments.seconds)
+        outcomes = Counter(row["outcome"] for row in ran["rows"])
+        table["rows"] += ran["rows"]
+        table[tool] = {key: ran[key] for key in ("findings", "seconds")} | dict(outcomes)
+        (out / f"{arguments.name}_sanitizer.json").write_text(json.dumps(table, indent=1) + "\n")
+        print(f"== {tool}: {dict(outcomes)}, {len(ran['findings'])} lines found, {ran['seconds']} s", flush=True)
+        print("\n".join([*ran["findings"][:60], *ran["failures"][:3]]), flush=True)
+        clean = clean and not ran["findings"] and outcomes["passed"] == len(tests)
+    sys.exit(0 if clean else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The sanitizer's processes: how tests are dealt out, what counts as found, and what a process that hangs leaves."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+from recipes.measured import sanitize
+
+SAID = """========= COMPUTE-SANITIZER
+....
+========= Invalid __global__ read of size 4 bytes
+=========     at custom_kernel_few_rows+0x10
+{summary}
+"""
+
+
+def test_every_test_is_dealt_out_once_and_what_may_hang_comes_last() -> None:
+    tests = ["linear_layer-bfloat16", *(f"few_rows-{i}" for i in range(5)), "full_layer-bfloat16"]
+    dealt = sanitize.shares(tests, 3)
+    assert sorted(test for share in dealt for test in share) == sorted(tests)
+    assert [share[-1] for share in dealt] == ["full_layer-bfloat16", "few_rows-4", "linear_layer-bfloat16"]
+    assert sanitize.shares(tests[:2], 12) == [["few_rows-0"], ["linear_layer-bfloat16"]]
+
+
+def test_a_finding_is_any_line_but_the_greeting_and_an_empty_summary() -> None:
+    assert sanitize.findings("========= COMPUTE-SANITIZER\n..\n========= ERROR SUMMARY: 0 errors\n") == []
+    assert sanitize.findings("================== short test summary info ==================") == []
+    assert sanitize.findings("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)") == []
+    assert sanitize.findings(SAID.format(summary="========= ERROR SUMMARY: 2 errors")) == [
+        "Invalid __global__ read of size 4 bytes",
+        "at custom_kernel_few_rows+0x10",
+        "ERROR SUMMARY: 2 errors",
+    ]
+
+
+def test_what_a_process_did_before_it_died_counts(tmp_path) -> None:
+    """Stands for the sanitizer: one test passes, then a finding, then nothing more."""
+    script = tmp_path / "sanitizer.py"
+    script.write_text(
+        "import json, pathlib, sys\n"
+        "listed = pathlib.Path(sys.argv[sys.argv.index('--job') + 1])\n"
+        "first = json.loads(listed.read_text())[0]\n"
+        "print('========= COMPUTE-SANITIZER'); print('========= Race reported', flush=True)\n"
+        "listed.with_suffix('.jsonl').write_text(json.dumps({'test': first, 'outcome': 'passed'}) + '\\n')\n"
+    )
+    ran = sanitize.run([sys.executable, str(script)], "racecheck", ["a", "b", "c"], 2, seconds=600)
+    assert [(row["test"], row["outcome"]) for row in ran["rows"]] == [
+        *[("a", "passed"), ("b", "passed"), ("c", "not reached")]
+    ]
+    assert ran["findings"] == ["Race reported"] * 2
+
+
+def test_a_process_that_hangs_is_ended_at_the_deadline() -> None:
+    hangs = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    sanitize._finish(hangs, time.perf_counter() - 1)
+    assert hangs.returncode == -signal.SIGKILL
