@@ -41,7 +41,7 @@ class FewTokens:
     def __init__(self, graph: Graph):
         self._graph = graph
         self._compiled: dict[tuple, Callable[..., Any]] = {}
-        self._tables: dict[tuple[int, int], mx.array] = {}
+        self._tables: dict[tuple[int, int], list[mx.array]] = {}
 
     def __call__(
         self, x: mx.array, caches: list[Cache], step: Step, *, logits: str | None, hidden: bool, given: bool
@@ -56,7 +56,7 @@ class FewTokens:
         memory = [
             _present(layer.mixer.memory(cache, step)) for layer, cache in zip(self._graph.layers, caches, strict=True)
         ]
-        compute = self._function(step, logits, hidden, given, paged=paged, padded=len(counts) == 3)
+        compute = self._function(step, logits, hidden, given, paged=paged, padded=len(counts) > _COUNTS)
         arrays = [x, step.positions, *counts]
         spans = [] if step.spans is None else [step.spans]
         asked, after = compute(arrays, spans, memory)
@@ -125,41 +125,60 @@ class FewTokens:
         return Columns(int32s((0,) * len(last)), int32s(last), rows.finished(), int32s(tuple(rows.held()))[:, None])
 
     def _counts(self, caches: list[Cache], step: Step) -> list[mx.array]:
-        """int32 [L + 3]: 0, the columns that each new token sees, those of them that are settled, and the tail's next
-        column; which of them stands where in a step's columns (`_table`); and the rows' padding [B] if they have some.
-        Every attention layer has taken the same tokens."""
-        table = self._table(step.batch, step.length)
-        attending = [cache for cache in caches if cache.kind == "contiguous"]
-        if not attending:
-            return [mx.zeros((step.length + 3,), mx.int32), table]
-        settled = {cache.open_tail(step.length)[2].settled for cache in attending}
-        if len(settled) > 1:
-            for cache in attending:
-                cache.settle()
-            settled = {cache.open_tail(step.length)[2].settled for cache in attending}
-        filled, (settled,) = attending[0].size(), settled
-        padding = [attending[0].left_padding] if isinstance(attending[0], BatchedContiguous) else []
-        seen = range(filled + 1, filled + step.length + 1)
-        return [mx.array([0, *seen, settled, filled - settled], dtype=mx.int32), table, *padding]
+        """int32 [1] each: the columns before this step, and those of them that are settled; what a step's columns are
+        of both (`_table`); the rows' padding [B] if they have some. Every attention layer has taken the same tokens.
 
-    def _table(self, batch: int, length: int) -> mx.array:
-        """int32 [2 B L + 16]: which count is a token's first column, each of them; its last; which is what has settled,
-        and where to write, eight times each: wide enough to lie in a GPU's memory."""
+        Two arrays of one number: MLX on CUDA makes longer ones in pages that move to the GPU when it first reads them,
+        110 us of a step on an H200.
+        """
+        attending = [cache for cache in caches if cache.kind == "contiguous"]
+        filled, settled, padding = 0, 0, []
+        if attending:
+            found = {cache.open_tail(step.length)[2].settled for cache in attending}
+            if len(found) > 1:
+                for cache in attending:
+                    cache.settle()
+                found = {cache.open_tail(step.length)[2].settled for cache in attending}
+            filled, (settled,) = attending[0].size(), found
+            padding = [attending[0].left_padding] if isinstance(attending[0], BatchedContiguous) else []
+        numbers = [mx.array([number], dtype=mx.int32) for number in (filled, settled)]
+        return [*numbers, *self._table(step.batch, step.length), *padding]
+
+    def _table(self, batch: int, length: int) -> list[mx.array]:
+        """int32 [2 B L + 16] each: how often the columns before the step count, how often the settled ones, and what is
+        added: for each token's first column; for its last; for what has settled and for where to write, eight times
+        each: wide enough to lie in a GPU's memory."""
         if (batch, length) not in self._tables:
-            last = [1 + index % length for index in range(batch * length)]
-            places = [0] * len(last) + last + [length + 1] * 8 + [length + 2] * 8
-            self._tables[batch, length] = on_device(mx.array(places, dtype=mx.int32))
+            tokens = batch * length
+            before = [0] * tokens + [1] * tokens + [0] * 8 + [1] * 8
+            settled = [0] * (2 * tokens) + [1] * 8 + [-1] * 8
+            more = [0] * tokens + [1 + index % length for index in range(tokens)] + [0] * 16
+            self._tables[batch, length] = [
+                on_device(mx.array(part, dtype=mx.int32)) for part in (before, settled, more)
+            ]
         return self._tables[batch, length]
+
+
+_COUNTS = 5
+"""Arrays that `_counts` gives rows without padding."""
 
 
 def _present(arrays: tuple) -> tuple:
     return tuple(array for array in arrays if array is not None)
 
 
-def _columns(counts: mx.array, table: mx.array, padding: mx.array | None = None, *, length: int) -> Columns:
-    tokens = (table.size - 16) // 2
-    # Two operations, one launch. An index or a slice for each would be two apiece, and an index a launch.
-    placed = mx.take_along_axis(counts, table, axis=0)
+def _columns(
+    before: mx.array,
+    settled: mx.array,
+    of_before: mx.array,
+    of_settled: mx.array,
+    more: mx.array,
+    padding: mx.array | None = None,
+    *,
+    length: int,
+) -> Columns:
+    tokens = (more.size - 16) // 2
+    placed = before * of_before + settled * of_settled + more  # one launch, once compiled
     first, last, settled, write = mx.split(placed, [tokens, 2 * tokens, 2 * tokens + 8])
     if padding is not None:
         first = padding if length == 1 else mx.repeat(padding, length)
