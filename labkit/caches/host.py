@@ -8,6 +8,7 @@ is copied before it would change. Between readings a step writes its own tokens 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +21,11 @@ class HostViews:
 
     arrays: list[np.ndarray]
     lent: int = 0
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Where each view begins, and the bytes from row to row of it: asked for at every token, so kept."""
+        return tuple(view.ctypes.data for view in self.arrays), tuple(view.strides[0] for view in self.arrays)
 
 
 class Lent:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import mlx.core as mx
-import numpy as np
 
 from labkit.caches import host
 from labkit.caches.base import OPERATIONS, Cache, Unsupported
@@ -72,7 +71,7 @@ class Recurrent(Cache):
     def nbytes(self) -> int:
         return sum(state.nbytes for state in self._cache if state is not None)
 
-    def host_states(self, batch: int) -> list[np.ndarray]:
+    def host_states(self, batch: int) -> HostViews:
         """float32 views of the states, for the host to change; zeros before the first token. They stay the same memory
         from call to call, unless a reader may still hold it.
 
@@ -86,7 +85,7 @@ class Recurrent(Cache):
             ]
             self.cache = [array for array, _ in pairs]
             self._host = HostViews([view for _, view in pairs])
-        return self._host.arrays
+        return self._host
 
     def _forget(self) -> None:
         self._host = None

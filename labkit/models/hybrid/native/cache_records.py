@@ -12,6 +12,9 @@ from labkit.caches.contiguous import Columns
 from labkit.models.hybrid.native.records import CACHE, address
 from labkit.models.hybrid.native.spans import Spans
 
+Numbers = tuple[int, ...]
+_NONE = (0,) * 5  # the fields of the other kind
+
 
 class CacheRecords:
     """A record a layer, of all rows, and the arrays that the records name."""
@@ -20,13 +23,12 @@ class CacheRecords:
         self._spans = spans
         self._held: list[np.ndarray] = []
         self._recorded: list[tuple[Recurrent, np.ndarray, np.ndarray]] = []
-        records = [self._columns(cache) if isinstance(cache, Columns) else self._states(cache) for cache in caches]
-        # Addresses, and the bytes from row to row of what lies there.
-        self._first, self._row = np.array(records, np.int64).reshape(-1, 2, len(CACHE.names)).swapaxes(0, 1)
+        places = [self._columns(cache) if isinstance(cache, Columns) else self._states(cache) for cache in caches]
+        self._first, self._row = (np.array(numbers, np.int64) for numbers in zip(*places, strict=True))
 
     def from_row(self, row: int) -> np.ndarray:
         """CACHE [layers], as if this row were the first."""
-        return np.ascontiguousarray(self._first + row * self._row).view(CACHE)
+        return (self._first + row * self._row if row else self._first).view(CACHE)
 
     def record(self) -> None:
         """Give the caches what a checkpoint wants, once the forward is over."""
@@ -34,27 +36,26 @@ class CacheRecords:
             cache.record(0, mx.array(tails))
             cache.record(1, mx.array(states))
 
-    def _columns(self, cache: Columns) -> tuple[int, ...]:
-        keys, values, first, column = _columns(cache, self._spans)
-        named, rest = (keys, values, first, column), [0] * 5
+    def _columns(self, cache: Columns) -> tuple[Numbers, Numbers]:
+        """The fields of CACHE, and for those that are addresses the bytes from row to row of what lies there."""
+        named = _columns(cache, self._spans)
         self._held += named
         at, row = [address(array) for array in named], [array.strides[0] for array in named]
-        return *at[:2], keys.shape[2], *at[2:], *rest, *row[:2], 0, *row[2:], *rest
+        return (*at[:2], named[0].shape[2], *at[2:], *_NONE), (*row[:2], 0, *row[2:], *_NONE)
 
-    def _states(self, cache: Recurrent) -> tuple[int, ...]:
+    def _states(self, cache: Recurrent) -> tuple[Numbers, Numbers]:
+        """As `_columns`."""
         spans = self._spans
-        named, rest = [*cache.host_states(spans.count)], [0] * 5
-        recorded, recording = 0, [0, 0]
-        if cache.recording and spans.whole:
-            # The cache may be asked to keep some of the tokens only.
-            recorded = spans.length
-            tails, states = (np.empty((spans.count, recorded, *x.shape[1:]), np.float32) for x in named)
-            self._recorded.append((cache, tails, states))
-            named, recording = [*named, states, tails], []
-        self._held += named
-        at, row = [address(array) for array in named], [array.strides[0] for array in named]
-        at, row = at + recording, row + recording
-        return *rest, *at[:2], recorded, *at[2:], *rest, *row[:2], 0, *row[2:]
+        views = cache.host_states(spans.count)
+        self._held += views.arrays
+        at, row = views.places
+        if not (cache.recording and spans.whole):
+            return (*_NONE, *at, 0, 0, 0), (*_NONE, *row, 0, 0, 0)
+        # The cache may be asked to keep some of the tokens only.
+        tails, states = (np.empty((spans.count, spans.length, *x.shape[1:]), np.float32) for x in views.arrays)
+        self._recorded.append((cache, tails, states))
+        recorded = address(states), address(tails)
+        return (*_NONE, *at, spans.length, *recorded), (*_NONE, *row, 0, states.strides[0], tails.strides[0])
 
 
 def _columns(cache: Columns, spans: Spans) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

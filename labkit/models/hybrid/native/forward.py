@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -38,7 +38,8 @@ class Layers:
     """All layers and the head as native code reads them, whatever it needs for them compiled.
 
     Attributes:
-        records: LAYER [layers]. head: addresses of the head's arena and matrix. outputs: V, padded.
+        records: LAYER [layers]. frequencies: radians a position, float32 [rotary / 2].
+        head: addresses of the head's arena and matrix. outputs: V, padded.
         inputs, mixed: floats of a token's row in the widest layer.
         routed: experts of a token, experts of a layer, floats of a row of their outputs; zeros in a dense model.
     """
@@ -47,6 +48,8 @@ class Layers:
         self.sizes, self.layers, self._last = sizes, layers, (norm, *head)
         self.head, self.outputs = (address(head.arena), address(head.matrix)), int(head.matrix[OUTPUTS])
         self._eps = np.array([sizes.eps], np.float32)
+        self._normed = address(norm), address(self._eps), sizes.hidden
+        self.frequencies = (sizes.rope_base ** (-np.arange(0, sizes.rotary, 2) / sizes.rotary)).astype(np.float32)
         self._scale = np.array([sizes.head_dim**-0.5], np.float32)
         self.records = np.empty(len(layers), LAYER)
         for number, layer in enumerate(layers):
@@ -61,10 +64,8 @@ class Layers:
 
     def scored(self, x: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """What enters the head [n, D] of the stream x [M, D], for the tokens `chosen`, int64 [n]; -1: zeros."""
-        width = x.shape[1]
-        states = np.empty((chosen.size, width), np.float32)
-        arrays = address(x), address(self._last[0]), address(self._eps), width, address(chosen), address(states)
-        stages.score.call(*arrays, 0, chosen.size)
+        states = np.empty((chosen.size, x.shape[1]), np.float32)
+        stages.score.call(address(x), *self._normed, address(chosen), address(states), 0, chosen.size)
         return states
 
 
@@ -178,7 +179,7 @@ class Forward:
         layers, sizes, spans = self._layers, self._layers.sizes, self.spans
         tokens = spans.tokens
         each = max(tokens, 1) if self._workers is None else BLOCK
-        angles = spans.positions[:, None].astype(np.float32) * _frequencies(sizes)
+        angles = spans.positions[:, None].astype(np.float32) * layers.frequencies
         blocks = _query_blocks(spans.starts.tolist(), sizes.kv_heads)
         arrays = {
             "x": self.x, "starts": spans.starts, "row_of": spans.rows, "blocks": blocks, "cosines": np.cos(angles),
@@ -193,12 +194,6 @@ class Forward:
         self._held += [first, second, *arrays.values()]
         counts = {"tokens": tokens, "rows": spans.count, "block_count": len(blocks), "expert_rows": each}
         return filled(CALL, **arrays, **floats, **whole, **counts)
-
-
-@cache
-def _frequencies(sizes: HybridConfig) -> np.ndarray:
-    """Radians a position, float32 [rotary / 2]."""
-    return (sizes.rope_base ** (-np.arange(0, sizes.rotary, 2) / sizes.rotary)).astype(np.float32)
 
 
 def _query_blocks(starts: list[int], kv_heads: int) -> np.ndarray:

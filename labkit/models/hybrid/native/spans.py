@@ -53,11 +53,11 @@ class Spans:
     def _whole(cls, begin: np.ndarray, length: int) -> Spans:
         """Every column of every row is a token."""
         rows = begin.size
-        first, last, starts = np.zeros(rows, np.int64), np.full(rows, length), np.arange(0, (rows + 1) * length, length)
+        first, starts = np.zeros(rows, np.int64), np.arange(0, (rows + 1) * length, length)
         numbers, columns = np.arange(rows), first
         if length > 1:
             numbers, columns = np.repeat(numbers, length), np.tile(np.arange(length), rows)
-        return cls(length, first, last, starts, numbers, columns, begin[numbers] + columns)
+        return cls(length, first, first + length, starts, numbers, columns, begin[numbers] + columns)
 
     def some(self, begin: int, end: int) -> Spans:
         """The rows `begin` to `end` alone."""
