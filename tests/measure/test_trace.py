@@ -172,7 +172,7 @@ def test_a_step_of_the_specialised_graph_has_hardly_an_operation_that_launches_n
 
     captured = capture(Hybrid.from_module(small.module, small.config))
     views = [operation.name for operation in captured.operations if operation.name in VIEWS]
-    # Looking up a token: 4. A new cache's first tail: 1. Columns: 3 (two are fused, once compiled). Logits, the sampler: 4.
+    # Looking up a token: 4. A new cache's first tail: 1. Columns: 3, two of them fused once compiled. Sampling: 4.
     assert len(views) <= 12, views
     inside = [o for o in captured.operations if any(v.origin.startswith("layers.") for v in o.inputs)]
     assert not [operation.name for operation in inside if operation.name in VIEWS]
