@@ -3,7 +3,8 @@
     python -m recipes.measured.targets --out data/measured --commit SHA [--seconds 150] [LINE ...]
 
 A row has microseconds with launches inside (`us`, of many queued launches) and on the device alone (`device_us`), the
-same of MLX's op and of torch's, and says of both whether the bound is met. It is written as soon as it is there.
+same of MLX's op and of torch's, and says of both whether the bound is met. All times with launches are taken first, so
+that no profiler is near them. Each row is written as soon as it is there, and again with its times on the device.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from labkit.kernels.attention import bench as attention
 from labkit.kernels.attention import decode_rows, prefill_attention
-from labkit.kernels.device_clock import Calls, DeviceTime, device_times
+from labkit.kernels.device_clock import Calls, device_times
 from labkit.kernels.gated_delta import bench as delta
 from labkit.kernels.gated_delta.chunks import Tensor, chunked
 from labkit.kernels.gated_delta.recurrence import FAST, scan
@@ -196,21 +197,40 @@ def _lines() -> tuple[Line, ...]:
 LINES = _lines()
 
 
-def measure(line: Line) -> dict:
-    """A line's row. A side that fails is printed and left out; without labkit's there is no row."""
-    sides = {name: side for name, side in line.sides().items() if (name == "labkit") or side.calls}
+Sides = dict[str, Side]
+
+
+def with_launches(line: Line) -> tuple[dict, Sides]:
+    """A line's row with launches inside, and the sides that ran; one that fails is printed and left out.
+
+    Raises:
+        RuntimeError: labkit's own failed.
+    """
+    sides = line.sides()
     took = {name: product.attempt(f"{line.name}: {name}", partial(_with_launch, side)) for name, side in sides.items()}
-    if took["labkit"] is None:
-        return {"name": line.name, "failed": "labkit's kernel did not run"}
-    recorded = {name: side.calls for name, side in sides.items() if took[name] and side.recorded}
-    launches = min(24, 2 * sides["labkit"].launches)
-    alone = device_times(recorded, launches=launches)
+    ran = {name: side for name, side in sides.items() if took[name]}
+    if "labkit" not in ran:
+        raise RuntimeError("labkit's kernel did not run")
     row = {key: getattr(line, key) for key in ("name", "unit", "at_least", "aim", "floor", "predicted_us")}
-    row |= {"error": _difference(sides["labkit"], sides["mlx"])} if took.get("mlx") else {}
-    for name, side in sides.items():
-        row |= _figures(line, "" if name == "labkit" else f"{name}_", side.work, took[name], alone.get(name))
-    row["with_launch"], row["on_device"] = (line.verdict(row.get(key)) for key in ("value", "device_value"))
-    return row
+    row |= {"error": _difference(ran["labkit"], ran["mlx"])} if "mlx" in ran else {}
+    for name, side in ran.items():
+        row |= {f"{_prefix(name)}us": took[name], f"{_prefix(name)}value": line.value(took[name], side.work)}
+    return row | {"with_launch": line.verdict(row["value"]), "on_device": None}, ran
+
+
+def on_device(line: Line, row: dict, sides: Sides) -> dict:
+    """The row with the device's own times, where they can be had."""
+    recorded = {name: side.calls for name, side in sides.items() if side.recorded}
+    alone = device_times(recorded, launches=min(24, 2 * sides["labkit"].launches))
+    for name, time_ in alone.items():
+        value = line.value(time_.us, sides[name].work)
+        row = row | {f"{_prefix(name)}device_{key}": v for key, v in (("us", time_.us), ("value", value))}
+        row[f"{_prefix(name)}device_spread"] = time_.spread
+    return row | {"on_device": line.verdict(row.get("device_value"))}
+
+
+def _prefix(side: str) -> str:
+    return "" if side == "labkit" else f"{side}_"
 
 
 def _with_launch(side: Side) -> float:
@@ -218,14 +238,6 @@ def _with_launch(side: Side) -> float:
     if side.torch:
         return product.torch_us(side.calls, launches=side.launches)
     return 1e6 * queued(side.calls, launches=side.launches, rounds=1 if side.launches == 1 else 5)
-
-
-def _figures(line: Line, prefix: str, work: float, us: float | None, alone: DeviceTime | None) -> dict:
-    found = {f"{prefix}us": us, f"{prefix}value": line.value(us, work)} if us else {}
-    if alone:
-        found |= {f"{prefix}device_us": alone.us, f"{prefix}device_value": line.value(alone.us, work)}
-        found |= {f"{prefix}device_spread": alone.spread}
-    return found
 
 
 def _difference(ours: Side, mlx: Side) -> float | None:
@@ -237,16 +249,22 @@ def _difference(ours: Side, mlx: Side) -> float | None:
 
 
 def rows(lines: Sequence[Line], deadline: float) -> Iterator[dict]:
-    """A row a line; none begins after the deadline (on `time.perf_counter`)."""
+    """A row a line, then the rows again with the device's times; nothing begins after the deadline (on
+    `time.perf_counter`)."""
+    timed: list[tuple[Line, dict, Sides]] = []
     for line in lines:
         if time.perf_counter() > deadline:
             yield {"name": line.name, "failed": "not started: time was up"}
             continue
         try:
-            yield measure(line)
+            timed.append((line, *with_launches(line)))
+            yield timed[-1][1]
         except Exception as failure:  # a line that fails must not hide the others
             traceback.print_exc()
             yield {"name": line.name, "failed": f"{type(failure).__name__}: {failure}"[:300]}
+    for line, row, sides in timed:
+        if time.perf_counter() < deadline:
+            yield on_device(line, row, sides)
 
 
 def show(row: dict) -> str:
@@ -272,13 +290,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=130, help="no line begins after these")
     parser.add_argument("--name", default="h200", help="prefix of the file")
     arguments = parser.parse_args()
-    begin, found = time.perf_counter(), []
+    begin, found = time.perf_counter(), {}
     arguments.out.mkdir(parents=True, exist_ok=True)
     chosen = [line for line in LINES if not arguments.lines or any(part in line.name for part in arguments.lines)]
     print("with launches inside / on the device alone", flush=True)
     for row in rows(chosen, begin + arguments.seconds):
-        found.append(row)
-        table = {"family": "targets", **conditions(arguments.commit), "rows": found}
+        found[row["name"]] = row
+        table = {"family": "targets", **conditions(arguments.commit), "rows": list(found.values())}
         path = arguments.out / f"{arguments.name}_targets.json"
         path.write_text(json.dumps(table, indent=1) + "\n")
         print(f"{time.perf_counter() - begin:5.0f} s  {show(row)}", flush=True)

@@ -52,7 +52,9 @@ def test_rates_are_bounded_from_below_and_times_from_above() -> None:
 
 
 def test_a_row_has_both_times_of_every_side_and_a_verdict_of_each(timed: dict[str, float]) -> None:
-    row = targets.measure(RATE)
+    first, sides = targets.with_launches(RATE)
+    row = targets.on_device(RATE, first, sides)
+    assert (first["with_launch"], first["on_device"]) == ("missed", None)
     assert (row["us"], row["value"], row["device_us"], row["device_value"]) == (10, 1, 4, 2.5)
     assert (row["mlx_us"], row["mlx_value"], row["mlx_device_value"]) == (20, 0.25, 0.625)
     assert (row["torch_us"], row["torch_value"], row["torch_device_value"]) == (5, 1, 2)
@@ -64,7 +66,7 @@ def test_a_row_has_both_times_of_every_side_and_a_verdict_of_each(timed: dict[st
 
 def test_without_the_device_s_times_the_others_stay(timed: dict[str, float]) -> None:
     timed.clear()
-    row = targets.measure(RATE)
+    row = targets.on_device(RATE, *targets.with_launches(RATE))
     assert (row["with_launch"], row["on_device"]) == ("missed", None)
     assert "1 / -" in targets.show(row)
 

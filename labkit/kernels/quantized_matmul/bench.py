@@ -54,10 +54,11 @@ def random_words(n: int, k: int, experts: int | None = None, dtype: mx.Dtype = m
 def rows(quick: bool = True) -> list[dict]:
     """One row a configuration and size: us, rate, error against MLX's op; MLX's and torch's times beside it.
 
-    `us` has the launch inside, where that is the larger (the first row says what it costs); `device_us`, where it can
-    be had, has not, and the rates are its. A configuration that fails is printed and left out.
+    `us` has the launch inside, where that is the larger (the first row says what it costs, the last one whether the
+    profiler changed it); `device_us`, where it can be had, has not, and the rates are its. A configuration that fails
+    is printed and left out.
     """
-    found = _launch_row()
+    found = _launch_row("empty launch")
     for m, n, predicted in FEW_ROWS_SIZES:
         # Each configuration compiles anew: the whole list at the size that the targets are set for.
         configurations = FEW_ROWS_CONFIGURATIONS[: 3 if quick and (m, n) != (1, 12288) else None]
@@ -65,14 +66,14 @@ def rows(quick: bool = True) -> list[dict]:
     for m, n, predicted in MANY_ROWS_SIZES:
         configurations = [c for c in MANY_ROWS_CONFIGURATIONS if c[1]["tile"] <= max(32, m)]
         found += _size(m, n, predicted, configurations, lambda form: (MANY_ROWS[form], many_rows_call), quick)
-    return found
+    return found + _launch_row("empty launch, once profiled")
 
 
-def _launch_row() -> list[dict]:
+def _launch_row(name: str) -> list[dict]:
     x = mx.zeros((64,))
     call = {"grid": (32, 1, 1), "threadgroup": (32, 1, 1), "output_shapes": [(64,)], "output_dtypes": [x.dtype]}
     calls = [lambda: EMPTY(inputs=[x], target=device_target(), **call)]
-    row = {"name": "empty launch", "shape": "", "configuration": "", "us": 1e6 * queued(calls, launches=200)}
+    row = {"name": name, "shape": "", "configuration": "", "us": 1e6 * queued(calls, launches=200)}
     return add_device_times([(row, calls)])
 
 
