@@ -132,12 +132,27 @@ def test_layers_add_the_same_launches_each(small):
         traces.append(StepTrace.of(capture(model.model), model_costs.of(model.config, dtype="float32")))
     four, eight = ({layer: sum(i.count for i in found) for layer, found in t.by_layer().items()} for t in traces)
     assert four[1] == four[2] == eight[1] == eight[5]
-    # Only the last layer also holds what comes after it.
-    assert eight[7] == four[3] > eight[3]
+    # Also the last layer ends where the head begins.
+    assert eight[7] == four[3] == eight[3]
     # What reads nothing (indices that are made anew) belongs to no layer.
-    added = sum(eight[layer] for layer in (3, 4, 5, 6)) + eight[None] - four[None]
+    added = sum(eight[layer] for layer in (4, 5, 6, 7)) + eight[None] - four[None]
     assert traces[1].launch_count - traces[0].launch_count == added
     assert traces[0].stages < traces[1].stages < 2 * traces[0].stages
+
+
+@pytest.mark.parametrize("graph", ["mlx-lm's", "labkit's"])
+def test_what_stands_before_and_behind_the_layers_is_in_none(small, graph):
+    from labkit.models.hybrid import Hybrid
+
+    model = small.model if graph == "mlx-lm's" else Hybrid.from_module(small.module, small.config)
+    trace = StepTrace.of(capture(model), model_costs.of(small.config, dtype="float32"))
+    layers = trace.by_layer()
+    outside = [launch for launch in layers.pop(None) if launch.inputs]
+    last = max(launch.stage for found in layers.values() for launch in found)
+    assert [i.stage for i in outside if i.stage > last] == list(range(last + 1, trace.stages + 1))
+    head = next(i for i in outside if i.name == "QuantizedMatmul")
+    assert head.stage > last
+    assert all(".layers." in f".{i.label}" for found in layers.values() for i in found if i.label)
 
 
 def test_a_gpu_gets_fewer_launches_than_this_machine_spells_out(small):

@@ -86,7 +86,8 @@ def widths(traces: dict[str, StepTrace], title: str) -> Any:
     figure, all_axes = plt.subplots(len(traces), figsize=(7.2, 1.5 * len(traces) + 0.9), squeeze=False, sharex=True)
     for axes, (name, trace) in zip(all_axes[:, 0], traces.items(), strict=True):
         counts = trace.widths()
-        axes.bar(range(1, len(counts) + 1), counts, width=1.0, color="C0")
+        # One outline: a patch for each of a thousand stages takes seconds to draw.
+        axes.stairs(counts, [n + 0.5 for n in range(len(counts) + 1)], fill=True, color="C0")
         axes.set_ylabel("launches")
         axes.set_title(f"{name}: {trace.launch_count:,} launches in {trace.stages:,} stages", fontsize=9)
     all_axes[-1, 0].set_xlabel("stage")

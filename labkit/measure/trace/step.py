@@ -119,7 +119,7 @@ class StepTrace:
         return sorted(((name, counts[name], moved[name]) for name in counts), key=lambda row: -row[2])
 
     def by_layer(self) -> dict[int | None, list[Launch]]:
-        """Launches of each layer, in order; None holds those outside the layers."""
+        """Launches of each layer, in order; None holds those outside the layers, before them and behind."""
         result: dict[int | None, list[Launch]] = {}
         for launch in self.launches:
             result.setdefault(launch.layer, []).append(launch)
@@ -148,7 +148,9 @@ class StepTrace:
                     layer_of[value.name] = _layer(value.origin)
             before = tuple(sorted({i for v in operation.inputs for i in maker.get(v.name, ())}))
             layers = [layer_of[v.name] for v in operation.inputs if layer_of[v.name] is not None]
-            layer = max(layers, default=None)
+            # What reads a parameter that is no layer's, the last norm and the head, stands behind all of them.
+            behind = any(_is_parameter(v.origin) and _layer(v.origin) is None for v in operation.inputs)
+            layer = None if behind else max(layers, default=None)
             is_view = operation.name in VIEWS
             if not is_view:
                 launches.append(self._launch(operation, before, launches, stored, origin, layer))
