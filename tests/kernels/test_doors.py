@@ -123,6 +123,13 @@ VALID: dict[str, Callable[[], dict]] = {
         "write": whole(1),
     },
     "fused.gated_rms_norm": lambda: {"x": normal(2, 64), "z": normal(2, 64), "weight": normal(64), "eps": 1e-6},
+    "fused.norm_project": lambda: {
+        "x": normal(2, 64),
+        "residual": normal(2, 64),
+        "weight": normal(64),
+        "eps": 1e-6,
+        "weights": packed(32, 64),
+    },
     "fused.norm_router": lambda: {
         "x": normal(1, 64),
         "residual": normal(1, 64),

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from labkit.kernels import fused, simulator
-from labkit.kernels.fused import savings
+from labkit.kernels.fused import (
+    NORM_PROJECT,
+    RESIDUAL_RMS_NORM,
+    norm_project_call,
+    residual_rms_norm_call,
+    savings,
+)
 from labkit.kernels.fused.launches import (
     GATED_RMS_NORM,
     MAX_ROUTED_ROWS,
@@ -20,6 +26,7 @@ from labkit.kernels.fused.launches import (
     output_gate_call,
     qk_norm_rope_call,
 )
+from labkit.kernels.quantized_matmul import FEW_ROWS, Packed, few_rows_call
 
 TARGETS = ("simulator", "reference")
 
@@ -88,6 +95,26 @@ def test_positions_by_row_and_by_token_agree(target):
     by_token = fused.qk_norm_rope(q, k, *weights, positions, eps=1e-6, rotary=8, target=target)
     for one, other in zip(by_row, by_token, strict=True):
         assert mx.array_equal(one, other)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("plain", mx.float32), ("plain", mx.bfloat16), ("tensor", mx.bfloat16)])
+@pytest.mark.parametrize(("rows", "dim", "simds"), [(1, 2048, 4), (3, 1024, 2), (2, 96, 4)])
+def test_norm_project_is_its_two_launches_bit_for_bit(form, dtype, rows, dim, simds):
+    """Other threads norm the rows, in the order of the norm's own."""
+    x, residual = (normal(rows, dim).astype(dtype) for _ in range(2))
+    weight, weights = mx.random.uniform(0.5, 1.5, (dim,)), Packed.quantize(normal(33, dim).astype(dtype), 32)
+    run = lambda kernel, call: simulator.run(kernel.text, kernel.launch(**call)).outputs
+    got = run(NORM_PROJECT[form], norm_project_call(x, residual, weight, 1e-6, weights, form, simds=simds))
+    hidden, normed = run(RESIDUAL_RMS_NORM, residual_rms_norm_call(x, residual, weight, 1e-6))
+    (y,) = run(FEW_ROWS[form], few_rows_call(normed, weights, form, simds=simds))
+    assert mx.array_equal(got[0], hidden)
+    assert mx.array_equal(got[1], y)
+
+
+def test_norm_project_refuses_what_does_not_fit_beside_the_product():
+    weights = Packed.quantize(normal(32, 2048))
+    with pytest.raises(ValueError, match=r"at most 16384 bytes in all.*\(3, 2048\).*take residual_rms_norm"):
+        fused.norm_project(normal(3, 2048), normal(3, 2048), normal(2048), 1e-6, weights)
 
 
 def test_appended_tokens_may_lie_flat():

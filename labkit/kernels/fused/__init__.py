@@ -3,6 +3,7 @@
 | operation | replaces | for |
 | --- | --- | --- |
 | `residual_rms_norm` | add, RMSNorm | every block |
+| `norm_project` | add, RMSNorm, a quantised matmul | the mixer's projections, a few rows |
 | `norm_router` | add, RMSNorm, the router's quantised matmul | sparse blocks, up to 8 rows |
 | `qk_norm_rope` | splitting off the gate, two RMSNorms, two rotations, layout | attention |
 | `append_heads` | the same, and two writes into a tail of the cache | attention of a few new tokens |
@@ -17,85 +18,20 @@ up projections with their activation, and the down projection with routing weigh
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import mlx.core as mx
-
-from labkit.kernels.door import takes_arrays
-from labkit.kernels.fused import reference
 from labkit.kernels.fused.chains import append_heads, gated_rms_norm, norm_router, output_gate, qk_norm_rope
-from labkit.kernels.headers import SHARED
-from labkit.kernels.launch import Kernel
+from labkit.kernels.fused.projection import NORM_PROJECT, norm_project, norm_project_call
+from labkit.kernels.fused.residual import RESIDUAL_RMS_NORM, residual_rms_norm, residual_rms_norm_call
 
 __all__ = [
+    "NORM_PROJECT",
     "RESIDUAL_RMS_NORM",
     "append_heads",
     "gated_rms_norm",
+    "norm_project",
+    "norm_project_call",
     "norm_router",
     "output_gate",
     "qk_norm_rope",
     "residual_rms_norm",
     "residual_rms_norm_call",
 ]
-
-RESIDUAL_RMS_NORM = Kernel.from_file(
-    Path(__file__).parent / "residual_rms_norm.metal",
-    ["x", "residual", "weight", "eps", "D"],
-    ["hidden", "normed"],
-    header=SHARED,
-    reference=reference.residual_rms_norm,
-)
-
-MAX_ROW = 32 * 1024
-"""Longest row: 32 values in the registers of each of 1,024 threads."""
-
-
-def residual_rms_norm_call(x: mx.array, residual: mx.array, weight: mx.array, eps: float) -> dict:
-    """The arguments of `RESIDUAL_RMS_NORM` for `residual_rms_norm`.
-
-    Raises:
-        ValueError: shapes or dtypes that do not fit.
-    """
-    if x.shape != residual.shape or x.dtype != residual.dtype:
-        raise ValueError(
-            f"x and residual need one shape and dtype, not {x.shape} {x.dtype} and {residual.shape} {residual.dtype}"
-        )
-    dim = x.shape[-1] if x.ndim else 0
-    if weight.shape != (dim,):
-        raise ValueError(f"weight needs shape ({dim},) for x of shape {x.shape}, not {weight.shape}")
-    if not 0 < dim <= MAX_ROW or x.size == 0:
-        raise ValueError(f"rows of 1 to {MAX_ROW} values, at least one of them; x has shape {x.shape}")
-    # About 8 values a thread: enough loads in flight, and few partial sums.
-    threads = min(1024, max(32, -(-dim // 8) // 32 * 32))
-    return {
-        "inputs": [x, residual, weight, float(eps), dim],
-        "template": [("T", x.dtype), ("THREADS", threads), ("VALUES", -(-dim // threads))],
-        "grid": (x.size // dim * threads, 1, 1),
-        "threadgroup": (threads, 1, 1),
-        "output_shapes": [x.shape, x.shape],
-        "output_dtypes": [x.dtype, x.dtype],
-    }
-
-
-@takes_arrays
-def residual_rms_norm(
-    x: mx.array, residual: mx.array, weight: mx.array, eps: float, *, target: str | None = None
-) -> tuple[mx.array, mx.array]:
-    """Add a block's output to the residual stream and normalise the sum for the next block.
-
-    Args:
-        x, residual: [..., D], one dtype (float32, float16 or bfloat16), D at most 32,768.
-        weight: [D], any float dtype.
-        eps: added to the mean square.
-        target: where to run (`labkit.kernels.targets`).
-
-    Returns:
-        hidden: x + residual [..., D], and normed: hidden / sqrt(mean(hidden^2) + eps) * weight [..., D], in x's dtype.
-        The norm is taken of the rounded sum, as separate operations would.
-
-    Raises:
-        ValueError: shapes or dtypes that do not fit.
-
-    Source: RMSNorm, Zhang and Sennrich 2019 (arXiv 1910.07467), in the pre-norm residual form of Qwen and Llama.
-    """
-    return tuple(RESIDUAL_RMS_NORM(**residual_rms_norm_call(x, residual, weight, eps), target=target))

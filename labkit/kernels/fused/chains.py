@@ -18,6 +18,7 @@ from labkit.kernels.fused.launches import (
     output_gate_call,
     qk_norm_rope_call,
 )
+from labkit.kernels.fused.residual import residual_rms_norm
 
 
 @takes_arrays
@@ -177,8 +178,6 @@ def norm_router(
     call = norm_router_call(x, residual, weight, router, eps, group_size, bits)
     if x.shape[0] <= MAX_ROUTED_ROWS:
         return tuple(NORM_ROUTER(**call, target=target))
-    from labkit.kernels.fused import residual_rms_norm
-
     hidden, normed = residual_rms_norm(x, residual, weight, eps, target=target)
     logits = mx.quantized_matmul(normed, *router, transpose=True, group_size=group_size, bits=bits)
     return hidden, normed, logits.astype(mx.float32)

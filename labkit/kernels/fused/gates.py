@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from labkit.kernels.fused import RESIDUAL_RMS_NORM, residual_rms_norm_call
-from labkit.kernels.fused.chains_gates import CHAIN_ENTRIES
+from labkit.kernels.fused import (
+    NORM_PROJECT,
+    RESIDUAL_RMS_NORM,
+    norm_project_call,
+    residual_rms_norm_call,
+)
+from labkit.kernels.fused.chains_gates import CHAIN_ENTRIES, SCORED
+from labkit.kernels.quantized_matmul.packed import Packed
 from labkit.kernels.registry import Bench, Case, Entry
 from labkit.kernels.signature import Launch
 
@@ -14,6 +20,20 @@ def _launch(rows: int, dim: int, dtype: mx.Dtype) -> Launch:
     x, residual = (mx.random.normal((rows, dim)).astype(dtype) for _ in range(2))
     weight = mx.random.uniform(0.5, 1.5, (dim,)).astype(dtype)
     return RESIDUAL_RMS_NORM.launch(**residual_rms_norm_call(x, residual, weight, 1e-6))
+
+
+def _project(form: str, rows: int, n: int, dim: int, bits: int, group: int, dtype: mx.Dtype, **options) -> Launch:
+    x, residual = (mx.random.normal((rows, dim)).astype(dtype) for _ in range(2))
+    weight = mx.random.uniform(0.5, 1.5, (dim,)).astype(dtype)
+    weights = Packed.quantize((mx.random.normal((n, dim)) * dim**-0.5).astype(dtype), group, bits)
+    return NORM_PROJECT[form].launch(**norm_project_call(x, residual, weight, 1e-6, weights, form, **options))
+
+
+def _add_norm_multiply(launch: Launch) -> list[mx.array]:
+    x, residual, weight, _, *packed = launch.inputs
+    hidden = x + residual
+    normed = mx.fast.rms_norm(hidden, weight, 1e-6)
+    return [hidden, mx.quantized_matmul(normed, *packed, transpose=True, group_size=64, bits=4)]
 
 
 def _unfused(launch: Launch) -> list[mx.array]:
@@ -42,6 +62,34 @@ ENTRIES = [
         ),
         summary="residual add and RMSNorm in one pass",
         benches=(_bench(1), _bench(2048)),
+    ),
+    *(
+        Entry(
+            NORM_PROJECT[form],
+            cases=(
+                Case(
+                    "1 row of 1024 by 32, 4 bits",
+                    lambda dtype, form=form: _project(form, 1, 32, 1024, 4, 64, dtype, simds=2),
+                ),
+                Case("3 rows of 96 by 41, 8 bits", lambda dtype, form=form: _project(form, 3, 41, 96, 8, 32, dtype)),
+            ),
+            summary=f"residual add, RMSNorm and the projections of a few rows, {how}",
+            dtypes=dtypes,
+            tolerance=SCORED,
+            benches=(
+                Bench(
+                    "1 row of 2048 by 12352, 4 bits",
+                    lambda dtype, form=form: _project(form, 1, 12352, 2048, 4, 64, dtype),
+                    _add_norm_multiply,
+                    bytes=12352 * (2048 // 2 + 2048 // 64 * 4) + 2 * (3 * 2048 + 12352),
+                    operations=2 * 2048 * 12352,
+                ),
+            ),
+        )
+        for form, how, dtypes in (
+            ("plain", "lanes", (mx.float32, mx.float16, mx.bfloat16)),
+            ("tensor", "tensor cores", (mx.float16, mx.bfloat16)),
+        )
     ),
     *CHAIN_ENTRIES,
 ]

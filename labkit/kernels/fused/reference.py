@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 
+from labkit.kernels.quantized_matmul.reference import packed_of
 from labkit.kernels.signature import Launch
 
 
@@ -13,3 +16,10 @@ def residual_rms_norm(launch: Launch) -> list[mx.array]:
     hidden = (x.astype(mx.float32) + residual.astype(mx.float32)).astype(x.dtype).astype(mx.float32)
     mean_square = mx.mean(hidden * hidden, axis=-1, keepdims=True)
     return [hidden, hidden * mx.rsqrt(mean_square + eps) * weight.astype(mx.float32)]
+
+
+def norm_project(launch: Launch) -> list[mx.array]:
+    """hidden as `residual_rms_norm`; its norm, rounded, times the transposed matrix."""
+    x, residual, weight, eps = launch.inputs[:4]
+    hidden, normed = residual_rms_norm(replace(launch, inputs=(x, residual, weight, eps, None)))
+    return [hidden, normed.astype(x.dtype).astype(mx.float32) @ packed_of(launch, 4).dequantize().T]

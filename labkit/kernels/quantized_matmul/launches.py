@@ -38,18 +38,25 @@ def tile_kernels(
 
 
 def row_kernels(
-    path: Path, inputs: list[str], outputs: list[str], sizes: str, oracle, native=None, header: Header = TILES
+    path: Path,
+    inputs: list[str],
+    outputs: list[str],
+    sizes: str,
+    oracle,
+    native=None,
+    header: Header = TILES,
+    where: str = "InDevice",
 ) -> dict[str, Kernel]:
     """A text over `FewRows` in both forms. `sizes`: its arguments M, ROUTED, SLOTS and PARTS, as words of the text;
-    `header`: `TILES`, with what else it stands on."""
+    `header`: `TILES`, with what else it stands on; `where`: where the rows of x lie, by the name in `few_rows.h`."""
     rows, *rest = sizes.split()
-    others = ", ".join(rest)
+    others, lies = ", ".join(rest), "" if where == "InDevice" else f", {where}<T>"
     return {
         form: Kernel(
             f"{path.stem}_{form}",
             inputs,
             outputs,
-            f"using FewRows = {start}, {rows}, BITS, GROUP, K, N, {others}, SIMDS{end}>;\n{path.read_text()}",
+            f"using FewRows = {start}, {rows}, BITS, GROUP, K, N, {others}, SIMDS{end}{lies}>;\n{path.read_text()}",
             header=header,
             reference=oracle,
             native=native,

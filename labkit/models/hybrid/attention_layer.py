@@ -42,9 +42,10 @@ class AttentionLayer:
         self.config, self.weights = config, weights
         self.scale = config.head_dim**-0.5
 
-    def __call__(self, x: mx.array, cache: KeyValueCache, step: Step) -> mx.array:
-        """x [B, L, hidden], normalised -> [B, L, hidden]; the new columns are written into the cache's buffers."""
-        q_gate, k, v = self._project(x, step)
+    def __call__(self, projected: mx.array, cache: KeyValueCache, step: Step) -> mx.array:
+        """`inputs` of the normalised x, [B, L, N] -> [B, L, hidden]; the new columns are written into the cache's
+        buffers."""
+        q_gate, k, v = self._split(projected, step)
         q, k = qk_norm_rope(
             q_gate, k, self.weights.q_norm, self.weights.k_norm, step.positions,
             eps=self.config.eps, rotary=self.config.rotary, base=self.config.rope_base,
@@ -72,10 +73,9 @@ class AttentionLayer:
         """Give the cache what a step left."""
         cache.take_tail(memory.tail_keys, memory.tail_values, step.length)
 
-    def mix(self, x: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
-        """The layer for a few new tokens, as a function of arrays alone; x [B * L, hidden]."""
+    def mix(self, projected: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
+        """The layer for a few new tokens, as a function of arrays alone; projected [B * L, N]."""
         columns, variants = step.columns, step.plan.variants
-        projected = step.plan.product(x, self.weights.inputs)
         append = self._append if variants.fuse_queries else self._append_apart
         q, *tail = append(projected, memory, step)
         attended = decode_rows(
@@ -123,11 +123,8 @@ class AttentionLayer:
             return "fixed" if columns >= FIXED_FROM else "general"
         return variants.columns
 
-    def _project(self, x: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
-        """[B, L, Hq, 2 D] of queries and gates, [B, L, Hkv, D] of keys and of values."""
-        return self._split(step.plan.product(x, self.weights.inputs), step)
-
     def _split(self, projected: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
+        """[B, L, Hq, 2 D] of queries and gates, [B, L, Hkv, D] of keys and of values."""
         config = self.config
         queries, kv = 2 * config.query_heads * config.head_dim, config.kv_heads * config.head_dim
         q_gate, k, v = mx.split(projected, [queries, queries + kv], axis=-1)

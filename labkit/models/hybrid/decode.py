@@ -78,10 +78,10 @@ class FewTokens:
             now = replace(now, spans=spans[0] if spans else None)
             after = list(memory)
 
-            def mix(index: int, normed: mx.array) -> mx.array:
+            def mix(index: int, projected: mx.array) -> mx.array:
                 layer = graph.layers[index]
                 known = _MEMORY[layer.kind == ATTENTION](*memory[index])
-                out, left = layer.mixer.mix(normed, known, now)
+                out, left = layer.mixer.mix(projected, known, now)
                 after[index] = _present(left)
                 return out
 

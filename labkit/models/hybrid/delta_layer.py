@@ -47,9 +47,9 @@ class DeltaLayer:
         self.heads = config.key_heads, config.value_heads
         self.dims = config.key_dim, config.value_dim
 
-    def __call__(self, x: mx.array, cache: Recurrent, step: Step) -> mx.array:
-        """x [B, L, hidden], normalised -> [B, L, hidden]; moves the cache on."""
-        out, memory = self.mix(x, self.memory(cache, step), step)
+    def __call__(self, projected: mx.array, cache: Recurrent, step: Step) -> mx.array:
+        """`inputs` of the normalised x, [B, L, N] -> [B, L, hidden]; moves the cache on."""
+        out, memory = self.mix(projected, self.memory(cache, step), step)
         self.keep(cache, memory, step)
         return out
 
@@ -70,9 +70,8 @@ class DeltaLayer:
         cache[0], cache[1] = memory
         cache.advance(step.length)
 
-    def mix(self, x: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
-        """The layer as a function of arrays alone; x [B, L, hidden] or [B * L, hidden]."""
-        projected = step.plan.product(x, self.weights.inputs)
+    def mix(self, projected: mx.array, memory: Memory, step: Step) -> tuple[mx.array, Memory]:
+        """The layer as a function of arrays alone; projected [B, L, N] or [B * L, N]."""
         by_rows = (step.batch, step.length, projected.shape[-1])
         if not self.config.delta_fits_kernels:
             y, after = self._plainly(projected.reshape(by_rows), memory, step)
@@ -81,7 +80,7 @@ class DeltaLayer:
         else:
             y, after = self._in_three(projected.reshape(by_rows), memory, step)
         # Shapes spelled out: a reshape to what is already there is no operation.
-        y = y.reshape(*x.shape[:-1], self.config.delta_width)
+        y = y.reshape(*projected.shape[:-1], self.config.delta_width)
         return step.plan.product(y, self.weights.output), after
 
     def _places(self, projected: mx.array) -> tuple[int, int, int] | None:

@@ -52,19 +52,27 @@ class Graph:
         """All blocks: the residual stream before the last addition, and what is to be added.
 
         Args:
-            x: [B, L, D]. mix: a layer's number and its normalised input -> its mixer's output.
+            x: [B, L, D] or [B * L, D]. mix: a layer's number and its mixer's projections of the normalised input -> the
+                mixer's output.
         """
         stream, update = x, None
         sends = device_target() is not None and step.length > MAX_STEP
         for index, layer in enumerate(self.layers):
-            if update is None:
-                normed = mx.fast.rms_norm(x, layer.input_norm, self.config.eps)
-            else:
-                stream, normed = residual_rms_norm(update, stream, layer.input_norm, self.config.eps)
-            stream, update = layer.mlp(mix(index, normed), stream, step)
+            stream, projected = self._project(layer, update, stream, step)
+            stream, update = layer.mlp(mix(index, projected), stream, step)
+            del projected  # large for a prompt: not to be held while the next layer is built
             if sends and index % SENT_TOGETHER == SENT_TOGETHER - 1:
                 _send(stream, update)
         return stream, update
+
+    def _project(
+        self, layer: Layer, update: mx.array | None, stream: mx.array, step: Step
+    ) -> tuple[mx.array, mx.array]:
+        """The stream with what is to be added, if there is something, and the mixer's projections of its norm."""
+        inputs, eps = layer.mixer.weights.inputs, self.config.eps
+        if update is None:
+            return stream, step.plan.product(mx.fast.rms_norm(stream, layer.input_norm, eps), inputs)
+        return step.plan.norm_product(update, stream, layer.input_norm, eps, inputs)
 
     def head(
         self,

@@ -149,7 +149,7 @@ class Hybrid:
         else:
             graph = self.graph
             x = graph.embed(tokens) if embeddings is None else embeddings.astype(self.dtype)
-            mix = lambda index, normed: graph.layers[index].mixer(normed, caches[index], step)
+            mix = lambda index, projected: graph.layers[index].mixer(projected, caches[index], step)
             output = graph.head(*graph.through(x, mix, step), rows.lengths, logits, hidden, step)
         if padded:
             for cache in caches:

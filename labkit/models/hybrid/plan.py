@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from labkit.kernels.quantized_matmul import FEW, MANY_ROWS, Packed, many_rows_call, quantized_matmul
+from labkit.kernels.fused import norm_project, residual_rms_norm
+from labkit.kernels.fused.projection import fits
+from labkit.kernels.quantized_matmul import FEW, MANY_ROWS, Packed, choose_variant, many_rows_call, quantized_matmul
 from labkit.kernels.quantized_matmul.packed import forms
 from labkit.kernels.targets import target_in_use
 from labkit.models.hybrid.config import NotSpecialised
@@ -45,6 +47,27 @@ class Plan:
         """x [..., K] times the transposed matrix -> [..., N]."""
         outputs = [self._one(x, part) for part in matrix.parts]
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=-1)
+
+    def norm_product(
+        self, update: mx.array, stream: mx.array, norm: mx.array, eps: float, matrix: Matrix
+    ) -> tuple[mx.array, mx.array]:
+        """update, stream [..., K], a norm's weight -> the stream with the update, and its norm times the transposed
+        matrix, [..., N]."""
+        if self._norms_inside(update, matrix):
+            return norm_project(update, stream, norm, eps, matrix.packed)
+        stream, normed = residual_rms_norm(update, stream, norm, eps)
+        return stream, self.product(normed, matrix)
+
+    def _norms_inside(self, x: mx.array, matrix: Matrix) -> bool:
+        """Whether the product would be our kernel for few rows, and these can be normed in its launch."""
+        packed = matrix.packed
+        if not self.kernels or self.invariant or not self.variants.fuse_norm or packed is None or x.ndim != 2:
+            return False
+        rows = x.shape[0]
+        if rows > FEW or not packed.fits_kernels or not fits(rows, x.dtype, packed):
+            return False
+        chosen = self._variant(rows, packed) or choose_variant(rows, x, packed, self.target)
+        return chosen == "few_rows"
 
     def _one(self, x: mx.array, part: Weights) -> mx.array:
         if not isinstance(part, Packed):

@@ -31,6 +31,8 @@ class Variants:
         fuse_experts: gate and up projections and SwiGLU of the experts in one launch.
         fuse_choice: choosing a few tokens' experts in the launch of their gate and up projections.
         fuse_combine: down projection, routing weights and the shared expert in one launch.
+        fuse_norm: the residual stream's addition and the norm before a mixer in the launch of its projections, where
+            these are our kernel for few rows: on CUDA from one row on, on Metal from two on.
         fuse_queries: splitting, norms, rotation and the cache's new column in one launch before attention.
         fuse_recurrence: convolution, recurrence and gated norm of a decode step in one launch.
         dequantise: matrix products of prompts. "auto": by the number of rows; "in_tile": weights become floats inside
@@ -54,6 +56,7 @@ class Variants:
     fuse_experts: bool = True
     fuse_choice: bool = True
     fuse_combine: bool = True
+    fuse_norm: bool = True
     fuse_queries: bool = True
     fuse_recurrence: bool = True
     dequantise: Literal["auto", "in_tile", "before"] = "auto"

@@ -5,7 +5,7 @@
 //
 // A threadgroup of SIMDS simdgroups computes 16 rows of each of PARTS weight matrices (gate and up, or the next 16 rows of the
 // same), for M rows of x. If ROUTED it sums over SLOTS experts: slot i multiplies x + i * slot_stride by expert[i]'s weights and
-// weighs the product by factor[i]. Else there is one slot, and neither is read.
+// weighs the product by factor[i]. Else there is one slot, and neither is read. Rows of x are wherever `Where` says.
 
 //@provides WeightRows
 // K x N weights of one matrix (or of every expert's) and the first of the 16 rows wanted. Rows beyond the last repeat it.
@@ -16,9 +16,30 @@ template <class S> struct WeightRows {
   uint first;
 };
 
+//@provides InDevice
+// Where rows of x lie, and how eight or sixteen bytes of them are read: those of other launches, or this threadgroup's own.
+template <class T> struct InDevice {
+  using Row = const device T*;
+  using Four = const device vec<T, 4>*;
+  using Sixteen = const device uint4*;
+  static METAL_FUNC uint4 load16(Row from, bool wanted) { return load16_if((const device uint4*)from, wanted); }
+  static METAL_FUNC uint2 load8(Row from, bool wanted) { return load8_if((const device uint2*)from, wanted); }
+};
+
+//@provides InThreadgroup
+template <class T> struct InThreadgroup {
+  using Row = threadgroup const T*;
+  using Four = threadgroup const vec<T, 4>*;
+  using Sixteen = threadgroup const uint4*;
+  static METAL_FUNC uint4 load16(Row from, bool wanted) { return wanted ? *(threadgroup const uint4*)from : four_words(0, 0, 0, 0); }
+  static METAL_FUNC uint2 load8(Row from, bool wanted) { return wanted ? *(threadgroup const uint2*)from : two_words(0, 0); }
+};
+
 //@provides FewRowsByLanes
-template <class T, class S, int M, int BITS, int GROUP, int K, int N, bool ROUTED, int SLOTS, int PARTS, int SIMDS>
+template <class T, class S, int M, int BITS, int GROUP, int K, int N, bool ROUTED, int SLOTS, int PARTS, int SIMDS,
+          class Where = InDevice<T>>
 struct FewRowsByLanes {
+  using X = typename Where::Row;
   static constexpr uint ROW = uint(K) * BITS / 8;  // bytes
   static constexpr uint GROUPS = K / GROUP;
   static constexpr int PER_WORD = 32 / BITS;
@@ -26,7 +47,7 @@ struct FewRowsByLanes {
   static constexpr int MEMORY = PARTS * 16 * M;
 
   // All threads call. `memory` holds MEMORY floats; `at` reads the results after the next barrier.
-  static METAL_FUNC void run(thread const WeightRows<S>* parts, const device T* x, uint slot_stride, threadgroup const int* expert,
+  static METAL_FUNC void run(thread const WeightRows<S>* parts, X x, uint slot_stride, threadgroup const int* expert,
                              threadgroup const float* factor, threadgroup float* memory, uint lane, uint simdgroup) {
     float total[PARTS][ROWS][M];
     for (int p = 0; p < PARTS; p++)
@@ -58,7 +79,7 @@ struct FewRowsByLanes {
         for (int p = 0; p < PARTS; p++)
           for (int r = 0; r < ROWS; r++) dots[p][r][m] = 0.0f;
       }
-      const device T* mine = x + slot * slot_stride + byte * 8 / BITS;
+      X mine = x + slot * slot_stride + byte * 8 / BITS;
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         float values[M][PER_WORD];
@@ -66,7 +87,7 @@ struct FewRowsByLanes {
         for (int m = 0; m < M; m++) {
 #pragma unroll
           for (int i = 0; i < PER_WORD; i += 4) {
-            vec<T, 4> four = *(const device vec<T, 4>*)(mine + size_t(m) * K + j * PER_WORD + i);
+            vec<T, 4> four = *(typename Where::Four)(mine + size_t(m) * K + j * PER_WORD + i);
             values[m][i] = static_cast<float>(four.x), values[m][i + 1] = static_cast<float>(four.y);
             values[m][i + 2] = static_cast<float>(four.z), values[m][i + 3] = static_cast<float>(four.w);
             sums[m] += (values[m][i] + values[m][i + 1]) + (values[m][i + 2] + values[m][i + 3]);
@@ -118,8 +139,10 @@ struct FewRowsByLanes {
 // The weights are the 16-row operand of the tensor core, as nibbles with an offset. Four lanes share a row and 64 bytes of it at
 // a time, more than a group may hold: so each column of the other operand holds one row of x within one group, zeros elsewhere,
 // and 8 columns serve M rows times the groups of a step.
-template <class T, int M, int BITS, int GROUP, int K, int N, bool ROUTED, int SLOTS, int PARTS, int SIMDS, int UNROLL>
+template <class T, int M, int BITS, int GROUP, int K, int N, bool ROUTED, int SLOTS, int PARTS, int SIMDS, int UNROLL,
+          class Where = InDevice<T>>
 struct FewRowsByTensor {
+  using X = typename Where::Row;
   static constexpr uint ROW = uint(K) * BITS / 8;                                       // bytes
   static constexpr uint GROUP_BYTES = GROUP * BITS / 8;
   static constexpr uint GROUPS = K / GROUP;
@@ -220,14 +243,14 @@ struct FewRowsByTensor {
   }
 
   // Sums of x over each segment, for the offsets and the biases: eight values a thread at a time.
-  static METAL_FUNC void sum_segments(const device T* x, uint slot_stride, threadgroup float* sums, uint thread_) {
+  static METAL_FUNC void sum_segments(X x, uint slot_stride, threadgroup float* sums, uint thread_) {
     constexpr uint LANES = VALUES / 8, ALL = SUMS * LANES;
     for (uint start = 0; start < ALL; start += 32 * SIMDS) {
       uint item = start + thread_, segment = item / LANES;
       float sum = 0.0f;
       if (item < ALL) {
         uint slot = segment / (M * SEGMENTS), m = segment / SEGMENTS % M;
-        uint4 pairs = *(const device uint4*)(x + slot * slot_stride + size_t(m) * K + segment % SEGMENTS * VALUES + item % LANES * 8);
+        uint4 pairs = *(typename Where::Sixteen)(x + slot * slot_stride + size_t(m) * K + segment % SEGMENTS * VALUES + item % LANES * 8);
         sum = (float_low<T>(pairs.x) + float_high<T>(pairs.x)) + (float_low<T>(pairs.y) + float_high<T>(pairs.y)) +
               (float_low<T>(pairs.z) + float_high<T>(pairs.z)) + (float_low<T>(pairs.w) + float_high<T>(pairs.w));
       }
@@ -237,7 +260,7 @@ struct FewRowsByTensor {
   }
 
   // All threads call. `memory` holds MEMORY floats, aligned to 16 bytes; `at` reads the results after the next barrier.
-  static METAL_FUNC void run(thread const WeightRows<T>* parts, const device T* x, uint slot_stride, threadgroup const int* expert,
+  static METAL_FUNC void run(thread const WeightRows<T>* parts, X x, uint slot_stride, threadgroup const int* expert,
                              threadgroup const float* factor, threadgroup float* memory, uint lane, uint simdgroup) {
     uint r = lane / 4, c = lane % 4;
     uint end = min((simdgroup + 1) * SLICE, STEPS);
@@ -295,7 +318,7 @@ struct FewRowsByTensor {
     }
   }
 
-  static METAL_FUNC void add_step(thread float (*total)[TILES][4], thread const Chunk& chunk, int u, const device T* x,
+  static METAL_FUNC void add_step(thread float (*total)[TILES][4], thread const Chunk& chunk, int u, X x,
                                   threadgroup const float* sums, float weigh, bool inside, uint in_row, uint r, uint c, uint lane) {
     float acc[PARTS][TILES][4];
     for (int p = 0; p < PARTS; p++)
@@ -310,13 +333,13 @@ struct FewRowsByTensor {
       for (int t = 0; t < TILES; t++) {
         uint column = 8 * t + r, m = column / PER_STEP;
         bool mine = holds && m < M && 16 * c / SEGMENT == column % PER_STEP;
-        const device T* from = x + size_t(m) * K + (byte + 4 * j) * 8 / BITS;
+        X from = x + size_t(m) * K + (byte + 4 * j) * 8 / BITS;
         if (BITS == 4) {
-          uint4 pairs = load16_if((const device uint4*)from, mine);
+          uint4 pairs = Where::load16(from, mine);
           columns[t] = four_words(low_halves(pairs.x, pairs.z), high_halves(pairs.x, pairs.z), low_halves(pairs.y, pairs.w),
                                   high_halves(pairs.y, pairs.w));
         } else {
-          uint2 pairs = load8_if((const device uint2*)from, mine);
+          uint2 pairs = Where::load8(from, mine);
           uint even = low_halves(pairs.x, pairs.y), odd = high_halves(pairs.x, pairs.y);
           columns[t] = four_words(even, even, odd, odd);
         }
@@ -369,7 +392,7 @@ constexpr int larger(int a, int b) { return a > b ? a : b; }
 // PARTS tiles of 16 columns of y, from column `first` on, of `stride` values a row. All threads of SIMDS simdgroups call; `memory` is
 // free again behind the next barrier.
 template <class FewRows, int M, int N, int PARTS, int SIMDS, class S, class T>
-METAL_FUNC void few_rows_tile(const device uint* w, const device S* scales, const device S* biases, const device T* x, uint first,
+METAL_FUNC void few_rows_tile(const device uint* w, const device S* scales, const device S* biases, typename FewRows::X x, uint first,
                               device T* y, threadgroup float* memory, uint thread_, uint lane, uint simdgroup) {
   WeightRows<S> parts[PARTS];
   for (int p = 0; p < PARTS; p++) parts[p].w = w, parts[p].scales = scales, parts[p].biases = biases, parts[p].first = first + 16 * p;

@@ -1,0 +1,57 @@
+// Rows that a threadgroup norms for itself before it multiplies them.
+
+//@provides norm_into
+// The M rows x + residual, normed to the bits of `residual_rms_norm`, whose THREADS threads a row these SIMDS simdgroups stand in for,
+// one 32 of them after the other. Norms go to `rows`, the sums to `hidden` if `written`. `partial` holds 32 floats a row. All that a
+// row is made of is requested before anything is summed.
+template <class T, int D, int M, int THREADS, int SIMDS, class X, class Weight>
+METAL_FUNC void norm_into(X x, X residual, Weight weight, float eps, bool written, device T* hidden, threadgroup T* rows,
+                          threadgroup float* partial, uint lane, uint simdgroup) {
+  constexpr int SHARES = THREADS / 32, VALUES = (D + THREADS - 1) / THREADS, TURNS = (SHARES + SIMDS - 1) / SIMDS;
+  float weights[TURNS][VALUES], h[TURNS][VALUES];
+  for (uint m = 0; m < M; m++) {
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+#pragma unroll
+      for (int i = 0; i < VALUES; i++) {
+        uint share = simdgroup + turn * SIMDS, d = share * 32 + lane + i * THREADS;
+        bool inside = share < SHARES && d < D;
+        h[turn][i] = inside ? static_cast<float>(x[m * D + d]) + static_cast<float>(residual[m * D + d]) : 0.0f;
+        if (m == 0) weights[turn][i] = inside ? static_cast<float>(weight[d]) : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+      uint share = simdgroup + turn * SIMDS;
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < VALUES; i++) {
+        uint d = share * 32 + lane + i * THREADS;
+        // Rounded before it is squared, as a separate add would leave it.
+        T rounded = static_cast<T>(h[turn][i]);
+        if (share < SHARES && d < D) rows[m * D + d] = rounded;
+        float value = static_cast<float>(rounded);
+        sum += value * value;
+      }
+      sum = simd_sum(sum);
+      if (lane == 0 && share < SHARES) partial[m * 32 + share] = sum;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint m = 0; m < M; m++) {
+    float sum = simd_sum(lane < SHARES ? partial[m * 32 + lane] : 0.0f);
+    float scale = metal::precise::rsqrt(sum / D + eps);
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+#pragma unroll
+      for (int i = 0; i < VALUES; i++) {
+        uint share = simdgroup + turn * SIMDS, d = share * 32 + lane + i * THREADS;
+        if (share >= SHARES || d >= D) continue;
+        T added = rows[m * D + d];
+        if (written) hidden[m * D + d] = added;
+        rows[m * D + d] = static_cast<T>(static_cast<float>(added) * scale * weights[turn][i]);
+      }
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
