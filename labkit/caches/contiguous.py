@@ -55,9 +55,13 @@ class Columns(Tailed, Cache):
         self.keys, self.values = grown(self.keys, keys), grown(self.values, values)
 
     def _write_columns(self, start: int, end: int, keys: mx.array, values: mx.array) -> None:
-        buffers = self.keys, self.values
-        for buffer, new in zip(buffers, (keys, values), strict=True):
-            buffer[..., start:end, :] = new
+        buffers = [self.keys, self.values]
+        for place, new in enumerate((keys, values)):
+            if new.shape == buffers[place].shape:
+                # To assign all of an array is to take the new one itself, which may be a part of a far wider one.
+                buffers[place] = mx.contiguous(new.astype(buffers[place].dtype))
+            else:
+                buffers[place][..., start:end, :] = new
         # Set, not only written into: where a reader holds the old bytes these are others, and the host must be told.
         self.keys, self.values = buffers
 

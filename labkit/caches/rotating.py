@@ -144,7 +144,7 @@ class Rotating(Ring):
 
     def _write_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         if self.keys is None:
-            self.keys, self.values = keys, values
+            self.keys, self.values = mx.contiguous(keys), mx.contiguous(values)  # they may be parts of a wider array
         else:
             ordered = self.temporal(self.keys), self.temporal(self.values)
             surplus = ordered[0].shape[2] - self.max_size + 1

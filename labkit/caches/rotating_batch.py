@@ -87,7 +87,7 @@ class BatchedRotating(Ring):
 
     def _write_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         if self.keys is None:
-            self.keys, self.values = keys, values
+            self.keys, self.values = mx.contiguous(keys), mx.contiguous(values)  # they may be parts of a wider array
         else:
             self._order()
             self._move_padding()

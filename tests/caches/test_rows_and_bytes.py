@@ -100,6 +100,29 @@ def test_an_extracted_row_keeps_no_other_row_alive(kind):
     assert falls_to(full - 60 * single.nbytes)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [Contiguous, lambda: BatchedContiguous([0]), lambda: Rotating(512), lambda: BatchedRotating(512, [0])],
+    ids=["contiguous", "batched contiguous", "rotating", "batched rotating"],
+)
+@pytest.mark.parametrize("length", [200, 256])  # a part of a buffer, and all of one
+def test_a_cache_keeps_no_wider_array_alive_of_which_it_was_given_parts(make, length):
+    """Queries, keys and values of one product lie beside each other: 18 heads, of which two are for the cache."""
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    joined = mx.random.normal((1, length, 18, 64), key=mx.random.key(1)).transpose(0, 2, 1, 3)
+    wanted = [np.array(joined[:, head : head + 1]) for head in (16, 17)]
+    cache = make()
+    cache.update_and_fetch(joined[:, 16:17], joined[:, 17:])
+    mx.eval(cache.state)
+    del joined
+    gc.collect()
+    assert falls_to(before + cache.nbytes + 20_000)
+    for buffer, array in zip((cache.keys, cache.values), wanted, strict=True):
+        np.testing.assert_array_equal(buffer[..., :length, :], array)
+
+
 def test_fresh_rows_that_join_a_warm_recurrent_batch_get_no_neighbours_state():
     warm = BatchedRecurrent.from_rows([fill(Recurrent(), 3, 7)])
     sentinel = warm[1]
