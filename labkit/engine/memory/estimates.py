@@ -12,12 +12,16 @@ from labkit import devices
 from labkit.engine.capacity import Budget
 from labkit.models import LoadedModel
 from labkit.models.adapter import Adapter
+from labkit.models.hybrid.native import NativeHybrid
 
 FP32 = 4
 
 
 class Estimates:
     """Bytes that requests on one model need. Every method is monotone in each of its arguments.
+
+    A graph that knows what its forwards hold says it itself (`labkit.models.hybrid.native.memory`); for others it
+    follows from the config.
 
     Args:
         loaded: the model.
@@ -28,6 +32,7 @@ class Estimates:
 
     def __init__(self, loaded: LoadedModel, budget: Budget, *, kind: devices.Kind | None = None):
         self._budget = budget
+        self._own = loaded.model.temporary_bytes if isinstance(loaded.model, NativeHybrid) else None
         config = loaded.config.get("text_config", loaded.config)
         on_cpu = (kind or devices.this_device().kind) == "cpu"
         size = loaded.model.dtype.size
@@ -53,17 +58,21 @@ class Estimates:
         """Bytes of the caches of one request when it ends."""
         return self._budget.cache_bytes(prompt_tokens + max_tokens, chunk=min(chunk, prompt_tokens))
 
-    def transient(self, chunk: int, context: int) -> int:
-        """Bytes that one forward holds beside the caches: `chunk` columns whose last has `context` tokens before it.
+    def transient(self, chunk: int, context: int, *, rows: int = 1) -> int:
+        """Bytes that one forward holds beside the caches: `chunk` columns whose first has `context` tokens before it,
+        in each of `rows` rows.
 
-        They are the activations of one layer, a new buffer where one layer's cache grows, and one row of logits with
+        They are the activations of one layer, a new buffer where one layer's cache grows, and a row of logits with
         what is drawn from them.
         """
+        if self._own is not None:
+            drawn = 2 * FP32 * rows * self._vocabulary  # beside the logits, which the graph has counted twice
+            return self._own(chunk, context=context, batch=rows, positions=1) + drawn
         columns = context + chunk
         # A buffer that grows is there twice, and one of the two is in the caches' bytes; one layer grows after another.
         growing = -(-self._budget.cache_bytes(columns, chunk=chunk) // self._attending)
         attention = columns * chunk * (self._scores + 2) if self._scores else 0  # and the mask, twice
-        return chunk * self._per_token + attention + growing + 4 * FP32 * self._vocabulary
+        return rows * (chunk * self._per_token + attention + growing + 4 * FP32 * self._vocabulary)
 
     def prompt_step(self, prompt_tokens: int, chunk: int) -> int:
         """`transient` of the costliest step of a prompt, its last whole chunk."""

@@ -118,7 +118,7 @@ class Hybrid:
 
     def longest_chunk(self, free: int, *, context: int = 0, batch: int = 1) -> int:
         """The longest useful chunk whose temporary memory stays within `free` bytes (`longest_chunk`)."""
-        return longest_chunk(self.sizes, free, context=context, batch=batch, **self._sizes())
+        return longest_chunk(lambda length: self.temporary_bytes(length, context=context, batch=batch), free)
 
     def _sizes(self) -> dict[str, int]:
         slots = next((w.mlp.shared_slots for w in self.weights.layers if self.sizes.sparse), 0)

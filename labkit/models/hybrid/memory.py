@@ -7,6 +7,7 @@ written anew stands beside its old self for a moment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from labkit.kernels.gated_delta.update import CHUNKED_FROM
@@ -116,15 +117,7 @@ def _experts(c: HybridConfig, tokens: int, itemsize: int, shared_slots: int) -> 
     return tokens * c.hidden * itemsize + routing + hidden + products + tokens * c.hidden * itemsize
 
 
-def longest_chunk(config: HybridConfig, free: int, *, context: int = 0, batch: int = 1, **sizes: int) -> int:
-    """The longest chunk whose temporary memory stays within `free` bytes, a multiple of `GRID` up to `LONGEST`; at
-    least `GRID`, since shorter ones save little.
-
-    Args as `chunk_memory`.
-    """
-    fits = [
-        length
-        for length in range(GRID, LONGEST + 1, GRID)
-        if chunk_memory(config, length, context=context, batch=batch, **sizes).peak <= free
-    ]
-    return max(fits, default=GRID)
+def longest_chunk(cost: Callable[[int], int], free: int) -> int:
+    """The longest chunk whose temporary memory `cost(tokens)` stays within `free` bytes, a multiple of `GRID` up to
+    `LONGEST`; at least `GRID`, since shorter ones save little."""
+    return max((length for length in range(GRID, LONGEST + 1, GRID) if cost(length) <= free), default=GRID)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -11,22 +17,38 @@ from hypothesis import strategies as st
 
 from labkit.engine.capacity import Budget
 from labkit.engine.memory import Estimates
-from labkit.models import Rows
-from labkit.models.adapter import Adapter
+from labkit.models import Model, Rows
+from labkit.models.hybrid.native import NativeHybrid
 from tests import tiny_models
+from tests.engine.memory.footprint_child import ENVIRONMENT, filled
+from tests.models.hybrid.small import models
 from tests.settled import settled_memory
 
 LENGTHS = st.integers(1, 5000)
 
 
-def estimates(adapter: Adapter) -> Estimates:
-    loaded = SimpleNamespace(model=adapter, config=adapter.config, weights_bytes=0)
+ON_A_CPU = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="about a CPU's graphs")
+
+
+def estimates(model: Model) -> Estimates:
+    loaded = SimpleNamespace(model=model, config=model.config, weights_bytes=0)
     return Estimates(loaded, Budget(loaded, 1 << 34))
 
 
-@pytest.fixture(scope="module", params=["llama", "hybrid", "sliding", "hybrid-moe"])
+def native() -> NativeHybrid:
+    both = models()
+    return NativeHybrid.from_module(both.module, both.adapter.config, threads=3)
+
+
+GRAPHS = {name: partial(tiny_models.adapter, name) for name in ("llama", "hybrid", "sliding", "hybrid-moe")}
+GRAPHS |= {"specialised": lambda: models().hybrid, "native": native}
+
+
+@pytest.fixture(scope="module", params=GRAPHS)
 def known(request) -> Estimates:
-    return estimates(tiny_models.adapter(request.param))
+    if request.param == "native" and mx.default_device() != mx.cpu:
+        pytest.skip("a CPU's graph")
+    return estimates(GRAPHS[request.param]())
 
 
 @given(a=LENGTHS, b=LENGTHS, more=st.integers(0, 3000), chunk=st.integers(1, 512))
@@ -35,6 +57,7 @@ def test_needs_are_monotone_in_every_argument(known, a, b, more, chunk):
     assert known.need(a, b, chunk=chunk) <= known.need(a, b + more, chunk=chunk)
     assert known.transient(chunk, a) <= known.transient(chunk, a + more)
     assert known.transient(chunk, a) <= known.transient(chunk + more, a)
+    assert known.transient(chunk, a) <= known.transient(chunk, a, rows=1 + more % 7)
 
 
 def test_trap_48_answers_cost_their_keys_and_values_and_nothing_more(known):
@@ -51,24 +74,22 @@ def test_trap_48_a_large_request_changes_nothing_for_the_next():
     assert known.need(30, 15, chunk=512) == before == estimates(adapter).need(30, 15, chunk=512)
 
 
-def measured(adapter: Adapter, chunk: int, context: int) -> int:
-    """Bytes at the peak of one forward beyond what was there before it; every layer's output is wanted."""
-    caches, step = adapter.make_caches(), 128
-    for start in range(0, context, step):
-        adapter(mx.zeros((1, step), mx.int32), caches, Rows.single(start), logits=None)
-        mx.eval([cache.state for cache in caches])
+def measured(model: Model, chunk: int, context: int, rows: int = 1) -> int:
+    """MLX's bytes at the peak of one forward beyond what was there before it; every layer's output is wanted."""
+    caches = filled(model, rows, context)
+    where = Rows.single(context) if rows == 1 else Rows.batch([context] * rows)
+    mx.eval([cache.state for cache in caches])
     mx.clear_cache()
     before = settled_memory()
     mx.reset_peak_memory()
-    logits = adapter(mx.zeros((1, chunk), mx.int32), caches, Rows.single(context)).logits
+    logits = model(mx.zeros((rows, chunk), mx.int32), caches, where).logits
     mx.eval(logits, [cache.state for cache in caches])
     return mx.get_peak_memory() - before
 
 
-def said(known: Estimates, chunk: int, context: int) -> int:
-    return (
-        known.transient(chunk, context) + known.caches(context, chunk, chunk=chunk) - known.caches(context, 0, chunk=1)
-    )
+def said(known: Estimates, chunk: int, context: int, rows: int = 1) -> int:
+    before = known.caches(context, 0, chunk=1) if context else 0
+    return known.transient(chunk, context, rows=rows) + rows * (known.caches(context, chunk, chunk=chunk) - before)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -86,3 +107,49 @@ def test_trap_49_the_states_of_recurrent_layers_count_where_the_graph_keeps_them
     adapter = tiny_models.adapter("hybrid")
     ratio = said(estimates(adapter), chunk, context) / measured(adapter, chunk, context)
     assert 0.9 <= ratio <= 1.6
+
+
+@ON_A_CPU
+@pytest.mark.parametrize("graph", ["specialised", "adapter"])
+@pytest.mark.parametrize(("rows", "chunk", "context"), [(1, 96, 0), (2, 64, 256), (4, 1, 256)])
+def test_estimates_hold_for_both_graphs_of_a_hybrid_its_prompts_and_its_rows(graph, rows, chunk, context):
+    model = models().hybrid if graph == "specialised" else models().adapter
+    ratio = said(estimates(model), chunk, context, rows) / measured(model, chunk, context, rows)
+    assert 0.9 <= ratio <= 1.75
+
+
+def footprints(*cases: tuple[str, int, list[tuple[int, int, int]]]) -> list[list]:
+    """What `footprint_child` said and measured of each."""
+    command = [sys.executable, "-m", "tests.engine.memory.footprint_child", json.dumps(cases)]
+    root = Path(__file__).parents[3]
+    run = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, cwd=root)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+PROMPTS_AND_ROWS = [(1, 64, 0), (1, 256, 512), (1, 1, 255), (1, 1, 256), (8, 1, 256), (4, 64, 256)]
+
+
+@ON_A_CPU
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="a process's high-water mark cannot be reset")
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param([("tiny-hybrid", 2, PROMPTS_AND_ROWS), ("dense", 1, [(1, 256, 256), (4, 1, 256)])], id="some"),
+        pytest.param(
+            [
+                ("tiny-hybrid", threads, [(rows, chunk, context)])
+                for threads in (1, 2, 3)
+                for rows in (1, 3)
+                for chunk in (1, 2, 31, 32, 96, 500)
+                for context in (0, 256, 2048)
+            ],
+            marks=pytest.mark.nightly,
+            id="many",
+        ),
+    ],
+)
+def test_the_native_graph_takes_of_the_process_what_it_says(cases):
+    """All that is taken: arrays of MLX, of NumPy, and of the compiled loops. A tenth of a megabyte is no matter."""
+    for *case, said, measured in footprints(*cases):
+        assert measured - 100_000 <= said <= 3 * measured + 100_000, (case, said, measured)

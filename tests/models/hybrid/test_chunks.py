@@ -83,15 +83,16 @@ def test_the_full_shape_stays_within_two_gigabytes():
 
 @pytest.mark.parametrize("context", [0, 100_000])
 def test_the_longest_chunk_fits_and_the_next_does_not(context):
+    cost = lambda length: chunk_memory(FULL, length, context=context).peak
     for free in (10**8, 5 * 10**8, 10**9, 10**10):
-        length = longest_chunk(FULL, free, context=context)
+        length = longest_chunk(cost, free)
         assert GRID <= length <= LONGEST
         assert length % GRID == 0
         if length > GRID:
-            assert chunk_memory(FULL, length, context=context).peak <= free
+            assert cost(length) <= free
         if length < LONGEST:
-            assert chunk_memory(FULL, length + GRID, context=context).peak > free
-    assert longest_chunk(FULL, 0) == GRID
+            assert cost(length + GRID) > free
+    assert longest_chunk(cost, 0) == GRID
 
 
 def test_memory_grows_with_everything_that_it_depends_on():

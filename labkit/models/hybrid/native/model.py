@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.caches import BatchedContiguous, Cache, lacking
+from labkit.kernels.quantized_matmul.panels import OUTPUTS
 from labkit.kernels.workers import Workers
 from labkit.models.contract import LogitsFor, Output
 from labkit.models.hybrid.config import HybridConfig, NotSpecialised
@@ -91,6 +92,17 @@ class NativeHybrid(Hybrid):
         from mlx.utils import tree_flatten
 
         return cls.from_tensors(dict(tree_flatten(module.parameters())), config, dtype, **options)
+
+    def temporary_bytes(self, length: int, *, context: int = 0, batch: int = 1, positions: int = 0) -> int:
+        """See `labkit.models.hybrid.native.memory`: what a forward of these loops holds besides weights and caches."""
+        from labkit.models.hybrid.native.memory import temporary_bytes
+
+        kinds = dict(zip(self.layer_kinds, zip(self._layers, self.layouts, strict=True), strict=True))
+        layers, layouts = zip(*kinds.values(), strict=True)  # those of a kind are alike
+        return temporary_bytes(
+            self.sizes, layers, layouts, int(self._head_matrix[OUTPUTS]), length=length, context=context, batch=batch,
+            positions=positions, threads=self._workers.threads,
+        )  # fmt: skip
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Tokens [B, L] -> [B, L, D]."""
