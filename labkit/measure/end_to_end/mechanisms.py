@@ -203,6 +203,14 @@ ABLATIONS: tuple[Ablation, ...] = (
         _decode(4096), _launches(2, "all"),
     ),
     Ablation(
+        "experts chosen in the launch of their gate and up", {"fuse_choice": False}, "a launch a layer",
+        _decode(4096), _launches(1, "all"),
+    ),
+    Ablation(
+        "residual and norm in the launch of the projections", {"fuse_norm": False}, "a launch a layer, but the first",
+        _decode(4096), _launches(1, "all"),
+    ),
+    Ablation(
         "norms, rotation and the new column in one launch", {"fuse_queries": False}, "five launches an attention layer",
         _decode(4096), _launches(5, "attention"),
     ),
