@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, nargs="*", default=[], help="lengths of prompts to read too")
     parser.add_argument("--chunk", type=int, default=4096, help="of these")
     parser.add_argument("--persistent", default="off")
+    parser.add_argument("--variant", nargs="*", default=[], metavar="NAME=VALUE", help="further switches")
     parser.add_argument("--lock", type=Path, help="measure while holding it")
     parser.add_argument("--name", default="h200_step_timeline", help="of the file")
     arguments = parser.parse_args()
@@ -51,7 +52,8 @@ def main() -> None:
 
     with _held(arguments.lock):
         subject = open_subject(SHAPE, graph="specialised", layers=arguments.layers)
-        model = subject.with_variants(Variants(persistent=arguments.persistent))
+        chosen = {"persistent": arguments.persistent} | dict(each.split("=", 1) for each in arguments.variant)
+        model = subject.with_variants(Variants(**{name: _value(text) for name, text in chosen.items()}))
     for context in arguments.context:  # kernels are compiled while others may measure
         _drive(model, context, WARM_UP, lambda: None)
     rows = []
@@ -62,10 +64,19 @@ def main() -> None:
         for length in arguments.prompt:
             rows.append({"prompt": length, "chunk": arguments.chunk, **_prefill(model, length, arguments.chunk)})
             _say_prefill(rows[-1])
-    about = {"shape": SHAPE, "layers": arguments.layers, "persistent": arguments.persistent}
+    about = {
+        "shape": SHAPE,
+        "layers": arguments.layers,
+        "persistent": arguments.persistent,
+        "variant": arguments.variant,
+    }
     about["settings"] = {name: os.environ.get(name) for name in SETTINGS}
     table = {**conditions(arguments.commit), **about, "rows": rows}
     (arguments.out / f"{arguments.name}.json").write_text(json.dumps(table, indent=1) + "\n")
+
+
+def _value(text: str) -> bool | str:
+    return {"True": True, "False": False}.get(text, text)
 
 
 @contextlib.contextmanager
