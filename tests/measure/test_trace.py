@@ -193,6 +193,21 @@ def test_a_step_of_the_specialised_graph_has_hardly_an_operation_that_launches_n
     assert not [operation.name for operation in inside if operation.name in VIEWS]
 
 
+def test_a_layer_of_the_specialised_graph_is_six_launches_or_eight(small):
+    """Where the projections are our own kernel, as on CUDA: behind the first layer, whose norm adds nothing."""
+    from labkit.models.hybrid import Hybrid, Variants
+
+    model = Hybrid.from_module(small.module, small.config, variants=Variants(decode_rows="own"))
+    trace = StepTrace.of(capture(model), model_costs.of(small.config, dtype="float32"))
+    names = {layer: [launch.name for launch in found] for layer, found in trace.by_layer().items()}
+    half = ["few_rows_plain", "norm_router", "choose_gate_up_plain", "decode_down_plain"]
+    assert names[1] == names[2] == ["norm_project_plain", "gated_delta_step", *half]
+    attention = ["append_heads", "decode_attention_lanes", "merge_attention_parts"]
+    assert [name for name in names[3] if name not in ("Full", "GatherAxis", "Add")] == [
+        "norm_project_plain", *attention, *half,
+    ]  # fmt: skip
+
+
 def test_records_and_pictures_hold_the_counts(small, tmp_path):
     costs = model_costs.of(small.config, dtype="float32")
     trace = StepTrace.of(capture(small.model), costs)
