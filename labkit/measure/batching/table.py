@@ -78,9 +78,10 @@ def throughput(equal: Curves, unequal: Curves, title: str) -> Any:
     ticks = sorted({row["rows"] for points in equal.values() for row in points})
     axes.set(xscale="log", yscale="log", xlabel="rows", ylabel="tokens a second", title=title)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.minorticks_off()
     if equal:
-        axes.legend(fontsize=8)
+        figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
