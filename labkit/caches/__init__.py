@@ -19,6 +19,7 @@ from labkit.caches.pages import Pages
 from labkit.caches.recurrent import BatchedRecurrent, Recurrent
 from labkit.caches.rotating import Rotating
 from labkit.caches.rotating_batch import BatchedRotating
+from labkit.caches.together import commit
 
 __all__ = [
     "OPERATIONS",
@@ -44,5 +45,6 @@ __all__ = [
     "Table",
     "Unsupported",
     "block_keys",
+    "commit",
     "lacking",
 ]

@@ -164,11 +164,21 @@ class Cache(ABC):
     @abstractmethod
     def commit(self, accepted: Any) -> None:
         """Keep the first `accepted` tokens after the checkpoint (an int, or one by row; all that there are if more) and
-        forget the checkpoint. Right-padded input counts with its valid tokens, once it is finalized.
+        forget the checkpoint. Right-padded input counts with its valid tokens, once it is finalized. All layers of a
+        model together: `labkit.caches.commit`.
 
         Raises:
             ValueError: without a checkpoint, or a negative number.
+            Unsupported: tokens of which this layer cannot keep a part.
         """
+
+    def check_commit(self, accepted: Any) -> None:
+        """Raise what `commit(accepted)` would, and change nothing."""
+        from labkit.caches.by_row import to_keep
+
+        if self._mark is None:
+            raise ValueError("commit without a checkpoint")
+        to_keep(accepted, self.batch_size)
 
     def rollback(self) -> None:
         """Return to the checkpoint."""

@@ -224,9 +224,12 @@ class Contiguous(Columns):
     def checkpoint(self) -> None:
         self._mark = self.offset
 
+    def check_commit(self, accepted: Any) -> None:
+        super().check_commit(accepted)
+        one_for_all(per_row(accepted, self.batch_size), self.kind)
+
     def commit(self, accepted: Any) -> None:
-        if self._mark is None:
-            raise ValueError("commit without a checkpoint")
+        self.check_commit(accepted)
         kept = one_for_all(to_keep(accepted, self.batch_size), self.kind)
         self.offset = min(self.offset, self._mark + kept)
         self._mark = None

@@ -114,8 +114,7 @@ class BatchedContiguous(Columns):
         self._mark = self._tokens()
 
     def commit(self, accepted: Any) -> None:
-        if self._mark is None:
-            raise ValueError("commit without a checkpoint")
+        self.check_commit(accepted)
         kept = to_keep(accepted, self.batch_size)
         dropped = [max(0, now - before - n) for now, before, n in zip(self._tokens(), self._mark, kept, strict=True)]
         self.trim(min(dropped))

@@ -92,11 +92,13 @@ class Foreign(Cache):
     def checkpoint(self) -> None:
         self._mark = deepcopy(self.inner)
 
-    def commit(self, accepted: Any) -> None:
-        if self._mark is None:
-            raise ValueError("commit without a checkpoint")
+    def check_commit(self, accepted: Any) -> None:
+        super().check_commit(accepted)
         if any(per_row(accepted, self.batch_size)):
             raise Unsupported(type(self.inner).__name__, "commit a part", "only its state before is known")
+
+    def commit(self, accepted: Any) -> None:
+        self.check_commit(accepted)
         self.inner, self._mark = self._mark, None
 
     def _pack(self) -> tuple[dict, dict]:

@@ -135,8 +135,7 @@ class BatchedPaged(PagedCache):
         self._mark = list(self.rows.lengths)
 
     def commit(self, accepted: Any) -> None:
-        if self._mark is None:
-            raise ValueError("commit without a checkpoint")
+        self.check_commit(accepted)
         kept, before = to_keep(accepted, self.batch_size), self.rows.lengths
         self.rows.truncate([min(now, mark + n) for now, mark, n in zip(before, self._mark, kept, strict=True)])
         dropped = [then - now for then, now in zip(before, self.rows.lengths, strict=True)]

@@ -121,6 +121,9 @@ class WindowBlocks(PagedCache):
         self.ring.checkpoint()
         self._mark = list(self.rows.lengths)
 
+    def check_commit(self, accepted: Any) -> None:
+        self.ring.check_commit(accepted)
+
     def commit(self, accepted: Any) -> None:
         kept = to_keep(accepted, self.batch_size)
         self.ring.commit(kept)

@@ -171,32 +171,48 @@ class Recurrent(Cache):
         if self._mark is not None:
             self._recorded.setdefault(index, []).append(states)
 
+    def check_commit(self, accepted: Any) -> None:
+        super().check_commit(accepted)
+        self._last_columns(to_keep(accepted, self.batch_size))
+
     def commit(self, accepted: Any) -> None:
-        if self._mark is None:
-            raise ValueError("commit without a checkpoint")
-        kept, before = to_keep(accepted, self.batch_size), self._mark
-        if not any(kept):
-            self.cache = list(before)
-        elif not self._advanced:
-            if any(now is not then for now, then in zip(self._cache, before, strict=True)):
-                raise Unsupported(self.kind, f"keep {kept} tokens", "its layer does not say how many have passed")
-        else:
-            columns = columns_of_tokens(self._advanced)
-            kept = [min(n, len(tokens)) for n, tokens in zip(kept, columns, strict=True)]
-            if any(n < len(tokens) for n, tokens in zip(kept, columns, strict=True)):
-                last = [tokens[n - 1] + 1 if n else 0 for n, tokens in zip(kept, columns, strict=True)]
-                self.cache = [self._chosen(i, state, last, kept) for i, state in enumerate(before)]
+        self.check_commit(accepted)
+        last, before = self._last_columns(to_keep(accepted, self.batch_size)), self._mark
+        if last is not None:
+            self.cache = [self._after(i, state, last) if any(last) else state for i, state in enumerate(before)]
         self._forget_span()
 
-    def _chosen(self, index: int, before: mx.array | None, last: list[int], kept: list[int]) -> mx.array:
-        """State `index` after column last[b] - 1 of the span in row b; before the span where last[b] is 0."""
-        after, columns = self._recorded.get(index, []), sum(columns for columns, _ in self._advanced)
-        if sum(states.shape[1] for states in after) != columns:
+    def _last_columns(self, kept: Sequence[int]) -> list[int] | None:
+        """For each row how many of the span's columns lead to its last kept token, 0 for none; None if all stay.
+
+        Raises:
+            Unsupported: a part of a span of which the layer has not recorded every state.
+        """
+        if not any(kept):
+            return [0] * len(kept)
+        if not self._advanced:
+            if any(now is not then for now, then in zip(self._cache, self._mark, strict=True)):
+                raise Unsupported(self.kind, f"keep {kept} tokens", "its layer does not say how many have passed")
+            return None
+        tokens = columns_of_tokens(self._advanced)
+        if all(n >= len(row) for n, row in zip(kept, tokens, strict=True)):
+            return None
+        columns = sum(columns for columns, _ in self._advanced)
+        if any(self._recorded_columns(index) != columns for index in range(len(self._cache))):
             raise Unsupported(
                 self.kind,
                 f"keep {kept} of {columns} tokens",
                 "its layer recorded no states between: roll back and run the kept tokens again",
             )
+        kept = [min(n, len(row)) for n, row in zip(kept, tokens, strict=True)]
+        return [row[n - 1] + 1 if n else 0 for n, row in zip(kept, tokens, strict=True)]
+
+    def _recorded_columns(self, index: int) -> int:
+        return sum(states.shape[1] for states in self._recorded.get(index, []))
+
+    def _after(self, index: int, before: mx.array | None, last: Sequence[int]) -> mx.array:
+        """State `index` after the first last[b] columns of the span in row b."""
+        after = self._recorded[index]
         if before is None:
             before = mx.zeros_like(after[0][:, 0])
         every = mx.concatenate([before[:, None], *after], axis=1)

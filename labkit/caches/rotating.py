@@ -248,6 +248,10 @@ class Rotating(Ring):
         if self._within:
             self._mark, self._since = mark, [tuple(valid)]
 
+    def check_commit(self, accepted: Any) -> None:
+        super().check_commit(accepted)
+        one_for_all(per_row(accepted, self.batch_size), self.kind)
+
     def commit(self, accepted: Any) -> None:
         kept = one_for_all(to_keep(accepted, self.batch_size), self.kind)
         after = self._rewound("commit")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.models import cache as mlx_cache
 
 from labkit.caches import (
     OPERATIONS,
@@ -20,6 +21,7 @@ from labkit.caches import (
     Recurrent,
     Rotating,
     Unsupported,
+    commit,
     lacking,
 )
 from tests.settled import falls_to
@@ -229,6 +231,31 @@ def test_recurrent_spans():
         cache.commit([1, 2])
     cache.rollback()
     assert mx.array_equal(cache[0][0], before[0][0])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("refuses", ["recurrent", "foreign", "without a checkpoint"])
+def test_layers_commit_together_or_not_at_all(refuses, place):
+    """Whichever layer refuses, first or last: the others hold what they held, and may be rolled back."""
+    good = fill(Contiguous(), 5, 1)
+    if refuses == "recurrent":
+        bad = fill(Recurrent(), 5, 1)
+    else:
+        bad = Foreign(mlx_cache.KVCache()) if refuses == "foreign" else fill(Rotating(WINDOW), 5, 1)
+    caches = [good, bad] if place else [bad, good]
+    for cache in caches:
+        if cache is good or refuses != "without a checkpoint":
+            cache.checkpoint()
+    fill(good, 4, 2)
+    fill(bad if refuses != "foreign" else bad.inner, 4, 2)
+    before = content(good)
+    with pytest.raises((Unsupported, ValueError)):
+        commit(caches, 2)
+    after = content(good)
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array)
+    good.rollback()
+    assert good.offset == 5
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.caches import BatchedContiguous
+from labkit.caches import BatchedContiguous, Unsupported, commit
 from labkit.models import Rows
 from labkit.models.contract import Model
 from labkit.models.hybrid.config import NotSpecialised
@@ -171,12 +171,40 @@ def test_a_draft_is_partly_kept(accepted):
     for cache in caches:
         cache.checkpoint()
     logits = model(draft, caches, Rows.single(6), logits="all").logits
-    for cache in caches:
-        cache.commit(accepted)
+    commit(caches, accepted)
     if accepted:
         kept = model(draft[:, :accepted], alone, Rows.single(6), logits="all").logits
         assert mx.array_equal(kept, logits[:, :accepted])
     assert same_content(caches, alone)
+
+
+@pytest.mark.parametrize("graph", ["native", "specialised", "adapter"])
+def test_a_part_of_padded_input_is_refused_before_any_layer_has_committed(graph):
+    """No graph records states under padding. All of it is kept, or none; never other tokens in other layers."""
+    model = native() if graph == "native" else models().hybrid if graph == "specialised" else models().adapter
+    caches, kept, undone = (model.make_caches(2) for _ in range(3))
+    for each in (caches, kept, undone):
+        model(prompt(3, 1, batch=2), each, Rows.batch([0, 0]), logits=None)
+    for each in (caches, kept):
+        for cache in each:
+            cache.checkpoint()
+        model(prompt(4, 2, batch=2), each, Rows.batch([3, 3], lengths=[4, 2]), logits=None)
+    with pytest.raises(Unsupported, match="recorded no states"):
+        commit(caches, [1, 2])
+    assert same_content(caches, kept)
+    commit(kept, [4, 2])
+    commit(caches, 4)
+    assert same_content(caches, kept)
+    for cache in undone:
+        cache.checkpoint()
+    model(prompt(4, 2, batch=2), undone, Rows.batch([3, 3], lengths=[4, 2]), logits=None)
+    with pytest.raises(ValueError, match="-1"):
+        commit(undone, -1)
+    commit(undone, 0)
+    after = model(prompt(1, 3, batch=2), undone, Rows.batch([3, 3])).logits
+    fresh = model.make_caches(2)
+    model(prompt(3, 1, batch=2), fresh, Rows.batch([0, 0]), logits=None)
+    assert mx.allclose(after, model(prompt(1, 3, batch=2), fresh, Rows.batch([3, 3])).logits, atol=1e-5)
 
 
 def test_only_what_is_asked_for():

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.caches import BatchedContiguous
+from labkit.caches import BatchedContiguous, commit
 from labkit.kernels import use_target
 from labkit.models import Rows
 from labkit.models.contract import Model
@@ -157,8 +157,7 @@ def test_a_draft_is_verified_and_partly_kept(accepted, target):
     for cache in own:
         cache.checkpoint()
     logits = ours(draft, own, Rows.single(6), logits="all").logits
-    for cache in own:
-        cache.commit(accepted)
+    commit(own, accepted)
     if accepted:
         kept = theirs(draft[:, :accepted], reference, Rows.single(6), logits="all").logits
         agree(logits[:, :accepted], kept)

@@ -171,6 +171,8 @@ class NativeHybrid(Hybrid):
         moved = not spans.whole and spans.shift.any()
         for cache in caches:
             if cache.kind == "recurrent":
+                if cache.recording and rows.lengths is not None:  # a span counts each row's own tokens
+                    cache.prepare(lengths=rows.lengths, right_padding=spans.length - rows.lengths)
                 cache.advance(spans.length)
                 if rows.lengths is not None or rows.left_padding is not None:
                     cache.finalize()
