@@ -17,18 +17,18 @@ _NONE = (0,) * 5  # the fields of the other kind
 
 
 class CacheRecords:
-    """A record a layer, of all rows, and the arrays that the records name."""
+    """The arrays that a forward reads and writes.
+
+    Attributes:
+        first: CACHE [layers], of all rows. row: for each address in it the bytes from row to row; CACHE [layers].
+    """
 
     def __init__(self, caches: Sequence[Cache], spans: Spans):
         self._spans = spans
         self._held: list[np.ndarray] = []
         self._recorded: list[tuple[Recurrent, np.ndarray, np.ndarray]] = []
         places = [self._columns(cache) if isinstance(cache, Columns) else self._states(cache) for cache in caches]
-        self._first, self._row = (np.array(numbers, np.int64) for numbers in zip(*places, strict=True))
-
-    def from_row(self, row: int) -> np.ndarray:
-        """CACHE [layers], as if this row were the first."""
-        return (self._first + row * self._row if row else self._first).view(CACHE)
+        self.first, self.row = (np.array(numbers, np.int64).view(CACHE) for numbers in zip(*places, strict=True))
 
     def record(self) -> None:
         """Give the caches what a checkpoint wants, once the forward is over."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from labkit.kernels.attention.loops import QUERIES
 from labkit.kernels.quantized_matmul.loops import ready
 from labkit.kernels.quantized_matmul.panels import FORM, OUTPUTS, WIDTH
 from labkit.kernels.workers import Workers
 from labkit.models.hybrid.config import HybridConfig
 from labkit.models.hybrid.native import stages
 from labkit.models.hybrid.native.cache_records import CacheRecords
-from labkit.models.hybrid.native.records import CALL, LAYER, address, carved, filled
+from labkit.models.hybrid.native.records import CALL, FORWARD, LAYER, MODEL, address, filled
 from labkit.models.hybrid.native.spans import Spans
 from labkit.models.hybrid.native.weights import Experts, NativeLayer
 
@@ -28,8 +26,9 @@ TOGETHER = 32
 
 
 class Head(NamedTuple):
-    """The matrix of the vocabulary, int64 [FIELDS], and where it lies."""
+    """The last norm, the matrix of the vocabulary, int64 [FIELDS], and where it lies."""
 
+    norm: np.ndarray
     arena: np.ndarray
     matrix: np.ndarray
 
@@ -38,34 +37,33 @@ class Layers:
     """All layers and the head as native code reads them, whatever it needs for them compiled.
 
     Attributes:
-        records: LAYER [layers]. frequencies: radians a position, float32 [rotary / 2].
-        head: addresses of the head's arena and matrix. outputs: V, padded.
-        inputs, mixed: floats of a token's row in the widest layer.
-        routed: experts of a token, experts of a layer, floats of a row of their outputs; zeros in a dense model.
+        records: LAYER [layers]. model: MODEL [1]. outputs: V, padded.
+        frequencies: radians a position, float32 [rotary / 2].
     """
 
-    def __init__(self, sizes: HybridConfig, layers: Sequence[NativeLayer], norm: np.ndarray, head: Head):
-        self.sizes, self.layers, self._last = sizes, layers, (norm, *head)
-        self.head, self.outputs = (address(head.arena), address(head.matrix)), int(head.matrix[OUTPUTS])
-        self._eps = np.array([sizes.eps], np.float32)
-        self._normed = address(norm), address(self._eps), sizes.hidden
-        self.frequencies = (sizes.rope_base ** (-np.arange(0, sizes.rotary, 2) / sizes.rotary)).astype(np.float32)
-        self._scale = np.array([sizes.head_dim**-0.5], np.float32)
+    def __init__(self, sizes: HybridConfig, layers: Sequence[NativeLayer], head: Head):
+        self._held = layers, head, np.array([sizes.head_dim**-0.5], np.float32), np.array([sizes.eps], np.float32)
         self.records = np.empty(len(layers), LAYER)
         for number, layer in enumerate(layers):
-            self.records[number] = layer.record(sizes, self._scale)[0]
-        self.inputs, self.mixed = (int(self.records[name].max()) for name in ("columns", "mixed"))
-        mlp, self.routed = layers[0].mlp, (0, 0, 0)
-        if isinstance(mlp, Experts):
-            self.routed = sizes.top_k + mlp.slots, sizes.experts + mlp.slots, int(mlp.routed.down[OUTPUTS])
+            self.records[number] = layer.record(sizes, self._held[2])[0]
+        values = {"layers": self.records, "count": len(layers), "width": sizes.hidden, "half": sizes.rotary // 2}
+        values |= {"inputs": int(self.records["columns"].max()), "mixed": int(self.records["mixed"].max())}
+        if isinstance(mlp := layers[0].mlp, Experts):
+            values |= {"taken": sizes.top_k + mlp.slots, "experts": sizes.experts + mlp.slots}
+            values |= {"product": int(mlp.routed.down[OUTPUTS])}
+        self.outputs = int(head.matrix[OUTPUTS])
+        values |= {"kv_heads": sizes.kv_heads, "eps": self._held[3], "outputs": self.outputs, **head._asdict()}
+        self.model = filled(MODEL, **values)
+        self.frequencies = (sizes.rope_base ** (-np.arange(0, sizes.rotary, 2) / sizes.rotary)).astype(np.float32)
         for layer in layers:
             _prepare(*layer.matrices)
         _prepare(head.matrix)
 
     def scored(self, x: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """What enters the head [n, D] of the stream x [M, D], for the tokens `chosen`, int64 [n]; -1: zeros."""
-        states = np.empty((chosen.size, x.shape[1]), np.float32)
-        stages.score.call(address(x), *self._normed, address(chosen), address(states), 0, chosen.size)
+        states, model = np.empty((chosen.size, x.shape[1]), np.float32), self.model[0]
+        norm = int(model["norm"]), int(model["eps"]), x.shape[1]
+        stages.score.call(address(x), *norm, address(chosen), address(states), 0, chosen.size)
         return states
 
 
@@ -91,64 +89,59 @@ def forward(
         logits [B n, V padded].
     """
     logits = np.empty((chosen.size, layers.outputs), np.float32)
-    each = chosen.size // spans.count
-    together = spans.tokens >= TOGETHER * spans.count and workers.threads > 1
-
-    def some(begin: int, end: int) -> None:
-        part, first, last = spans.some(begin, end), spans.starts[begin], spans.starts[end]
-        asked = slice(begin * each, end * each)
-        stream = Forward(layers, part, x[first:last], caches.from_row(begin), workers if together else None)
-        stream.through()
-        stream.head(np.maximum(chosen[asked] - first, -1), logits[asked])
-
-    if together:
-        some(0, spans.count)
+    angles = spans.positions[:, None].astype(np.float32) * layers.frequencies
+    cosines, sines = np.cos(angles), np.sin(angles)
+    record = filled(
+        FORWARD, x=x, starts=spans.starts, cosines=cosines, sines=sines, caches=caches.first, cache_rows=caches.row,
+        chosen=chosen, each=chosen.size // spans.count, logits=logits,
+    )  # fmt: skip
+    if spans.tokens >= TOGETHER * spans.count and workers.threads > 1:
+        shared = SharedForward(layers, spans, record, caches, workers)
+        shared.through()
+        shared.head(layers.scored(x, chosen), logits)
     else:
-        workers.share(some, spans.count, -(-spans.count // workers.threads))
+        part = partial(stages.rows.call, address(layers.model), address(record))
+        workers.share(part, spans.count, -(-spans.count // workers.threads))
     caches.record()
     return logits
 
 
-class Forward:
-    """The residual stream of some rows' tokens on its way through the layers.
+class SharedForward:
+    """Many tokens on their way through the layers, threads sharing each stage.
 
     Args:
-        x: float32 [M, D], the stream, in place. caches: CACHE [layers], of these rows.
-        workers: who share each stage; None: the calling thread alone computes all of them.
+        record: FORWARD [1], of these tokens.
     """
 
-    def __init__(self, layers: Layers, spans: Spans, x: np.ndarray, caches: np.ndarray, workers: Workers | None = None):
-        self.spans, self.x, self._layers, self._caches, self._workers = spans, x, layers, caches, workers
-        self._held: list[np.ndarray] = []
-        self._call = self._room()
+    def __init__(self, layers: Layers, spans: Spans, record: np.ndarray, caches: CacheRecords, workers: Workers):
+        self._layers, self._spans, self._caches, self._workers = layers, spans, caches, workers
+        self._call, sizes = np.zeros(1, CALL), np.empty(2, np.int64)
+        everything = address(layers.model), address(record), 0, spans.count, BLOCK
+        stages.room_for.call(*everything, address(sizes))
+        self._room = np.empty(sizes[0], np.float32), np.empty(sizes[1], np.int64)
+        stages.lay_out.call(*everything, *map(address, self._room), address(self._call))
 
     def through(self) -> None:
-        """x through all blocks."""
-        count, call = len(self._caches), address(self._call)
-        if self._workers is None:
-            stages.through.call(address(self._layers.records), address(self._caches), call, 0, count)
-        else:
-            for number in range(count):
-                self._layer(number, call)
+        """The stages of `stages.through`."""
+        for number in range(len(self._layers.records)):
+            self._layer(number)
 
-    def head(self, chosen: np.ndarray, logits: np.ndarray) -> None:
-        """Logits [n, V padded] of these tokens; -1 is padding."""
-        if not chosen.size:
+    def head(self, states: np.ndarray, logits: np.ndarray) -> None:
+        """Logits [n, V padded] of what enters the head [n, D]."""
+        if not len(states):
             return
-        layers, states = self._layers, self._layers.scored(self.x, chosen)
-        arrays = address(states), chosen.size, *layers.head, address(logits), layers.outputs
-        self._share(partial(stages.head.call, *arrays), layers.outputs // WIDTH, 64)
+        model = self._layers.model[0]
+        matrix = int(model["arena"]), int(model["matrix"])
+        stage = partial(stages.head.call, address(states), len(states), *matrix, address(logits), self._layers.outputs)
+        self._workers.share(stage, self._layers.outputs // WIDTH, 64)
 
-    # -- stages --------------------------------------------------------------------------------------------------------
-
-    def _layer(self, number: int, call: int) -> None:
-        """The stages of `stages.through`, each shared between threads."""
+    def _layer(self, number: int) -> None:
         layer, w = self._layers.records[number : number + 1], self._layers.records[number]
-        records = address(layer), address(self._caches[number : number + 1]), call
-        tokens, rows = self.spans.tokens, self.spans.count
+        records = address(layer), address(self._caches.first[number : number + 1]), address(self._call)
+        tokens, rows = self._spans.tokens, self._spans.count
 
         def share(stage, count: int, size: int = 1) -> None:
-            self._share(partial(stage.call, *records), count, size)
+            self._workers.share(partial(stage.call, *records), count, size)
 
         share(stages.enter, tokens, BLOCK)
         if w["attends"]:
@@ -165,43 +158,3 @@ class Forward:
             share(stages.combine, tokens, BLOCK)
         if w["gate"]:
             share(stages.dense, tokens, BLOCK)
-
-    def _share(self, stage, count: int, size: int = 1) -> None:
-        """stage(begin, end) over all its items, `size` of them a task."""
-        if self._workers is None:
-            stage(0, count)
-        else:
-            self._workers.share(stage, count, size)
-
-    # -- records -------------------------------------------------------------------------------------------------------
-
-    def _room(self) -> np.ndarray:
-        layers, sizes, spans = self._layers, self._layers.sizes, self.spans
-        tokens = spans.tokens
-        each = max(tokens, 1) if self._workers is None else BLOCK
-        angles = spans.positions[:, None].astype(np.float32) * layers.frequencies
-        blocks = _query_blocks(spans.starts.tolist(), sizes.kv_heads)
-        arrays = {
-            "x": self.x, "starts": spans.starts, "row_of": spans.rows, "blocks": blocks, "cosines": np.cos(angles),
-            "sines": np.sin(angles),
-        }  # fmt: skip
-        taken, number, row = layers.routed
-        floats = {"normed": self.x.size, "inputs": tokens * layers.inputs, "mixed": tokens * layers.mixed}
-        floats |= {"factors": tokens * (taken + 1), "products": tokens * taken * row}
-        whole = dict.fromkeys(("chosen", "order", "places"), tokens * taken)
-        whole["expert_blocks"] = 3 * (number + tokens * taken // each)
-        (first, floats), (second, whole) = carved(np.float32, **floats), carved(np.int64, **whole)
-        self._held += [first, second, *arrays.values()]
-        counts = {"tokens": tokens, "rows": spans.count, "block_count": len(blocks), "expert_rows": each}
-        return filled(CALL, **arrays, **floats, **whole, **counts)
-
-
-def _query_blocks(starts: list[int], kv_heads: int) -> np.ndarray:
-    """int64 [n, BLOCK_FIELDS], the last first: they see the most keys."""
-    blocks = [
-        (row, head, begin, min(QUERIES, end - begin))
-        for row, (start, end) in enumerate(pairwise(starts))
-        for begin in range(start, end, QUERIES)
-        for head in range(kv_heads)
-    ]
-    return np.array(blocks[::-1], np.int64).reshape(-1, 4)

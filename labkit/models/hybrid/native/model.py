@@ -143,7 +143,7 @@ class NativeHybrid(Hybrid):
     def _records(self) -> Layers:
         from labkit.models.hybrid.native.forward import Head, Layers
 
-        return Layers(self.sizes, self._layers, self._norm, Head(self._arena, self._head_matrix))
+        return Layers(self.sizes, self._layers, Head(self._norm, self._arena, self._head_matrix))
 
     def _embedded(self, tokens: mx.array, spans: Spans, embeddings: mx.array | None) -> np.ndarray:
         if embeddings is not None:

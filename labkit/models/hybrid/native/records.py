@@ -42,11 +42,28 @@ CACHE = _record("keys values capacity first column tail state recorded states ta
     comes after each is wanted, and where.
 """
 
+MODEL = _record("layers count width inputs mixed taken experts product half kv_heads norm eps arena matrix outputs")
+"""All layers and the head.
+
+    layers, count: LAYER [count]. width, inputs, mixed, product: floats of a token's row: of the residual stream, of the
+    widest layer's inputs, of the widest before its output matrix, of an expert's output.
+    taken, experts: of a token and of a layer; 0 in dense models. half: rotated pairs of a head.
+    norm, eps: addresses of float32 [width], the last norm's, and of float32 [1]. arena, matrix, outputs: the head's.
+"""
+
+FORWARD = _record("x starts cosines sines caches cache_rows chosen each logits")
+"""One forward: M tokens of B rows, all row after row.
+
+    x: float32 [M, width], the residual stream. starts: int64 [B + 1], the rows' first tokens. cosines, sines: float32
+    [M, half]. caches, cache_rows: CACHE [count] of all rows, and for each address the bytes from row to row.
+    chosen, each: int64 [B each], tokens among all whose logits, float32 [B each, outputs], are wanted; -1 is padding.
+"""
+
 CALL = _record(
     "tokens rows x normed inputs mixed starts row_of cosines sines blocks block_count "
     "chosen factors order places expert_blocks expert_rows expert_count products"
 )
-"""One forward: M tokens of B rows, all row after row.
+"""What stages work on: M tokens of B rows of a forward, numbered from the first of these.
 
     x, normed: float32 [M, width], the residual stream and room. inputs, mixed: room for the widest layer's.
     starts: int64 [B + 1], the rows' first tokens; row_of: int64 [M]. cosines, sines: float32 [M, half].
@@ -58,16 +75,6 @@ def filled(kind: np.dtype, **values: Any) -> np.ndarray:
     """A record [1]; an array stands for its address, and what is not named is 0."""
     numbers = {name: address(value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
     return np.array([tuple(numbers.pop(name, 0) for name in kind.names)], kind)
-
-
-def carved(dtype: type, **counts: int) -> tuple[np.ndarray, dict[str, int]]:
-    """Memory for several arrays, and where each begins: one allocation, as a step has no time for many."""
-    memory = np.empty(sum(counts.values()), dtype)
-    at, places = address(memory), {}
-    for name, count in counts.items():
-        places[name] = at
-        at += count * memory.itemsize
-    return memory, places
 
 
 READ = frozenset({"f4", "i8", "u1"})

@@ -59,17 +59,6 @@ class Spans:
             numbers, columns = np.repeat(numbers, length), np.tile(np.arange(length), rows)
         return cls(length, first, first + length, starts, numbers, columns, begin[numbers] + columns)
 
-    def some(self, begin: int, end: int) -> Spans:
-        """The rows `begin` to `end` alone."""
-        if (begin, end) == (0, self.count):
-            return self
-        at, rows = slice(self.starts[begin], self.starts[end]), slice(begin, end)
-        starts = self.starts[begin : end + 1] - self.starts[begin]
-        numbers = self.rows[at] - begin
-        return Spans(
-            self.length, self.first[rows], self.last[rows], starts, numbers, self.columns[at], self.positions[at]
-        )
-
     @cached_property
     def whole(self) -> bool:
         """Whether there is no padding."""

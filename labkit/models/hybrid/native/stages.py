@@ -1,7 +1,7 @@
 """What happens to a block of tokens between two points at which tokens, heads or experts wait for each other.
 
-Every stage takes the addresses of three records (`records`), and which items it is to work on. `through` is all of
-them in order for one thread, so that a step of few tokens is one call.
+Every stage takes the addresses of three records (`records`), and which items it is to work on. `rows` is all of them in
+order for one thread, and the head, so that a step of few tokens is one call.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 from numba import carray
 
 from labkit.kernels.attention import loops as attention_loops
+from labkit.kernels.attention.loops import BEGIN, BLOCK_FIELDS, COUNT, HEAD, QUERIES, ROW
 from labkit.kernels.compiled import entry
 from labkit.kernels.fused.loops import fill, rms_norm
 from labkit.kernels.gated_delta.loops import TAPS, mixer_heads, tail_after
@@ -19,9 +20,10 @@ from labkit.kernels.quantized_matmul.panels import FIELDS, INPUTS, OUTPUTS, WIDT
 from labkit.kernels.routing import loops as routing_loops
 from labkit.kernels.vectors import pointer
 from labkit.kernels.views import floats, whole_numbers
-from labkit.models.hybrid.native.records import CACHE, CALL, LAYER
+from labkit.models.hybrid.native.records import CACHE, CALL, FORWARD, LAYER, MODEL
 
 LAYER_BYTES, CACHE_BYTES = LAYER.itemsize, CACHE.itemsize
+CACHE_FIELDS, CALL_FIELDS = CACHE_BYTES // 8, CALL.itemsize // 8
 
 
 @entry
@@ -210,3 +212,85 @@ def score(x, norm, eps, width, chosen, states, begin, end):
 def head(states, rows, arena, matrix, logits, row, first, last):
     """logits [rows, row] of panels `first` to `last`, of states [rows, inputs of the matrix]; addresses and sizes."""
     product(states, whole_numbers(matrix, FIELDS)[INPUTS], rows, arena, matrix, 0, first, last, logits, row)
+
+
+@entry
+def room_for(model, forward, begin, end, expert_rows, sizes):
+    """How many floats and whole numbers `lay_out` needs for the rows `begin` to `end` -> int64 [2] at `sizes`."""
+    m, f = carray(pointer(model), (1,), MODEL)[0], carray(pointer(forward), (1,), FORWARD)[0]
+    starts, result = whole_numbers(f.starts, end + 1), whole_numbers(sizes, 2)
+    tokens, count = starts[end] - starts[begin], end - begin
+    blocks = m.kv_heads * (count + tokens // QUERIES)
+    result[0] = tokens * (m.width + m.inputs + m.mixed + m.taken + 1 + m.taken * m.product)
+    result[1] = tokens * (3 * m.taken + 1) + 3 * (m.experts + tokens * m.taken // expert_rows)
+    result[1] += count + 1 + BLOCK_FIELDS * blocks
+
+
+@entry
+def lay_out(model, forward, begin, end, expert_rows, memory, numbers, call):
+    """CALL for the rows `begin` to `end`, its room in `memory` and `numbers`, experts' blocks of `expert_rows`."""
+    m, f = carray(pointer(model), (1,), MODEL)[0], carray(pointer(forward), (1,), FORWARD)[0]
+    c, starts = carray(pointer(call), (1,), CALL)[0], whole_numbers(f.starts, end + 1)
+    first, tokens = starts[begin], starts[end] - starts[begin]
+    c.tokens, c.rows, c.expert_rows = tokens, end - begin, expert_rows
+    c.x = f.x + 4 * m.width * first
+    c.cosines, c.sines = f.cosines + 4 * m.half * first, f.sines + 4 * m.half * first
+    c.normed = memory
+    c.inputs = c.normed + 4 * tokens * m.width
+    c.mixed = c.inputs + 4 * tokens * m.inputs
+    c.factors = c.mixed + 4 * tokens * m.mixed
+    c.products = c.factors + 4 * tokens * (m.taken + 1)
+    c.chosen = numbers
+    c.order = c.chosen + 8 * tokens * m.taken
+    c.places = c.order + 8 * tokens * m.taken
+    c.expert_blocks = c.places + 8 * tokens * m.taken
+    c.starts = c.expert_blocks + 24 * (m.experts + tokens * m.taken // expert_rows)
+    c.row_of = c.starts + 8 * (c.rows + 1)
+    c.blocks = c.row_of + 8 * tokens
+    own, row_of = whole_numbers(c.starts, c.rows + 1), whole_numbers(c.row_of, tokens)
+    count = 0
+    for row in range(c.rows + 1):
+        own[row] = starts[begin + row] - first
+    for row in range(c.rows):
+        count += m.kv_heads * ((own[row + 1] - own[row] + QUERIES - 1) // QUERIES)
+        for t in range(own[row], own[row + 1]):
+            row_of[t] = row
+    c.block_count = count
+    for row in range(c.rows):
+        for at in range(own[row], own[row + 1], QUERIES):
+            for key_head in range(m.kv_heads):
+                count -= 1  # the last of a row come first: they see the most keys
+                block = whole_numbers(c.blocks + 8 * BLOCK_FIELDS * count, BLOCK_FIELDS)
+                block[ROW], block[HEAD], block[BEGIN], block[COUNT] = row, key_head, at, min(QUERIES, own[row + 1] - at)
+
+
+@entry
+def rows_within(model, forward, begin, end, together, memory, numbers, call):
+    """`rows`, with the room that it needs: an entry of its own, so that this lives as long as it is used."""
+    m, f = carray(pointer(model), (1,), MODEL)[0], carray(pointer(forward), (1,), FORWARD)[0]
+    lay_out(model, forward, begin, end, together, memory, numbers, call)
+    size = m.count * CACHE_FIELDS
+    at, row, caches = whole_numbers(f.caches, size), whole_numbers(f.cache_rows, size), np.empty(size, np.int64)
+    for i in range(size):
+        caches[i] = at[i] + begin * row[i]
+    through(m.layers, caches, call, 0, m.count)
+    count, first = (end - begin) * f.each, whole_numbers(f.starts, end + 1)[begin]
+    asked, chosen = whole_numbers(f.chosen + 8 * f.each * begin, count), np.empty(count, np.int64)
+    for i in range(count):
+        chosen[i] = max(asked[i] - first, -1)
+    states = np.empty(count * m.width, np.float32)
+    x = carray(pointer(call), (1,), CALL)[0].x
+    score(x, m.norm, m.eps, m.width, chosen, states, 0, count)
+    to = f.logits + 4 * m.outputs * f.each * begin
+    head(states, count, m.arena, m.matrix, to, m.outputs, 0, m.outputs // WIDTH)
+
+
+@entry
+def rows(model, forward, begin, end):
+    """The rows `begin` to `end` from the residual stream to their logits, by one thread."""
+    f, sizes = carray(pointer(forward), (1,), FORWARD)[0], np.empty(2, np.int64)
+    starts = whole_numbers(f.starts, end + 1)
+    together = max(starts[end] - starts[begin], 1)
+    room_for(model, forward, begin, end, together, sizes)
+    memory, numbers = np.empty(sizes[0], np.float32), np.empty(sizes[1], np.int64)
+    rows_within(model, forward, begin, end, together, memory, numbers, np.zeros(CALL_FIELDS, np.int64))
