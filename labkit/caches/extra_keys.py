@@ -12,7 +12,7 @@ def normalised(extra: ExtraKeys) -> tuple[tuple[int, str], ...]:
     """Extra keys as sorted pairs (start, key).
 
     Raises:
-        ValueError: a key that is neither a string nor a pair (start, string).
+        ValueError: a key that is neither a string nor a pair (start, string), or a string that is not valid Unicode.
     """
     try:
         pairs = [(0, key) if isinstance(key, str) else key for key in ([extra] if isinstance(extra, str) else extra)]
@@ -22,6 +22,10 @@ def normalised(extra: ExtraKeys) -> tuple[tuple[int, str], ...]:
         right = isinstance(pair, tuple) and len(pair) == 2 and type(pair[0]) is int and isinstance(pair[1], str)
         if not right or pair[0] < 0:
             raise ValueError(f"an extra key is a string or a pair (first token, string), not {pair!r}")
+        try:
+            pair[1].encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"an extra key is not valid Unicode: {pair[1]!r}") from error
     return tuple(sorted(pairs))
 
 

@@ -69,6 +69,7 @@ def assemble(
     Raises:
         ValueError: options that are none, or do not go together.
     """
+    _check_kinds(loaded, prefixes, guard, policy)
     _check_counts(
         prefill_chunk=prefill_chunk,
         capacity_bytes=capacity_bytes,
@@ -113,6 +114,16 @@ def assemble(
         )
     paged = None if paging is None else paging.kv
     return Parts(clock, admission, Scheduler(chunk), executor, journal, register, delivery, parking, paged)
+
+
+def _check_kinds(loaded: Any, prefixes: Any, guard: Any, policy: Any) -> None:
+    if not isinstance(loaded, LoadedModel):
+        raise ValueError(f"an engine takes a loaded model, labkit.load(...), not {loaded!r}")
+    for name, value, kind in (("guard", guard, MemoryGuard), ("policy", policy, Policy)):
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{name} must be a {kind.__name__}, not {value!r}")
+    if prefixes is not None and not hasattr(prefixes, "grid"):
+        raise ValueError(f"prefixes must be a labkit.engine.prefix.PrefixStore, not {prefixes!r}")
 
 
 def _check_counts(**counts: Any) -> None:

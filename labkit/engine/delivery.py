@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
+from traceback import format_exception
 
 from labkit.engine.events import Event
 from labkit.engine.register import Register
 from labkit.engine.session import Session
+
+_log = logging.getLogger(__name__)
 
 
 class Delivery:
@@ -16,12 +20,16 @@ class Delivery:
     Args:
         register: told of each request whose end was handed out, and of those that ended here, because their
             callbacks raised.
+
+    Attributes:
+        telling: whether a callback is at work.
     """
 
     def __init__(self, register: Register):
         self._register = register
         self._outbox: deque[tuple[Session, Event]] = deque()  # not yet shown to callbacks
         self._undelivered: list[Event] = []  # not yet taken
+        self.telling = False
 
     @property
     def empty(self) -> bool:
@@ -39,23 +47,32 @@ class Delivery:
             BaseException: what a callback raised that is no `Exception`; the rest is told next time.
         """
         self._outbox += events
-        while self._outbox:
-            session, event = self._outbox.popleft()
-            self._undelivered.append(event)
-            if event.kind == "finished":
-                self._register.ended(session)
-            if session.on_event is None:
-                continue
-            try:
-                session.on_event(event)
-            except BaseException as error:  # a callback may raise anything
-                session.on_event = None
-                exits = not isinstance(error, Exception)  # an exit or an interrupt is the caller's to see
-                self._undelivered += session.cancel() if exits else session.fail("callback_failed", error)
-                self._register.drop(session)
-                self._register.ended(session)
-                if exits:
-                    raise
+        outer, self.telling = self.telling, True
+        try:
+            while self._outbox:
+                self._tell(*self._outbox.popleft())
+        finally:
+            self.telling = outer
+
+    def _tell(self, session: Session, event: Event) -> None:
+        self._undelivered.append(event)
+        if event.kind == "finished":
+            self._register.ended(session)
+        if session.on_event is None:
+            return
+        try:
+            session.on_event(event)
+        except BaseException as error:  # a callback may raise anything
+            session.on_event = None
+            if session.finished:  # no event is left to say it; as text, since frames would keep the engine alive
+                said = "".join(format_exception(error))
+                _log.warning("the callback of request %s raised at its %r event: %s", session.id, event.kind, said)
+            exits = not isinstance(error, Exception)  # an exit or an interrupt is the caller's to see
+            self._undelivered += session.cancel() if exits else session.fail("callback_failed", error)
+            self._register.drop(session)
+            self._register.ended(session)
+            if exits:
+                raise
 
     def take(self) -> list[Event]:
         """Everything that was told since the last call."""

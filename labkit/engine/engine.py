@@ -15,7 +15,7 @@ from labkit.engine.memory import MemoryGuard
 from labkit.engine.parking import PausedRow, Policy
 from labkit.engine.request import Request
 from labkit.engine.scheduler import Plan
-from labkit.engine.session import Session
+from labkit.engine.session import Session, check_hooks
 from labkit.engine.step import Constraint
 from labkit.engine.wired import WiredMemory
 from labkit.engine.worker import Worker
@@ -110,9 +110,12 @@ class Engine(Asking):
             The request's id.
 
         Raises:
-            ValueError: tokens that the model does not have, or an id that is in use.
+            ValueError: tokens that the model does not have, an id that is in use, or what is no callback or constraint.
             CapacityError: a request that can never fit.
+            RuntimeError: a thread of the engine's own is at work, and this is another.
         """
+        self._worker.check_owner()
+        check_hooks(on_event, constraint)
         known = self.loaded.model.vocab_size
         for token in (*request.tokens, *request.params.stop_token_ids, *(request.params.logit_bias or ())):
             if not 0 <= token < known:
@@ -143,7 +146,13 @@ class Engine(Asking):
 
         Returns:
             The rows: requests, seeds and answers so far.
+
+        Raises:
+            ValueError: an engine without a guard or a store, or what is no callback.
+            RuntimeError: as `submit`.
         """
+        self._worker.check_owner()
+        check_hooks(on_event)
         if self._parking is None or self.prefixes is None:
             raise ValueError("nothing can have been paused: give the engine a guard and a store of prefixes")
 
@@ -210,7 +219,7 @@ class Engine(Asking):
             RuntimeError: called from inside a callback, or while a thread of the engine's own is at work.
         """
         self._worker.check_owner()
-        if self._stepping:
+        if self._stepping or self._delivery.telling:
             raise RuntimeError("step was called from inside a callback: let the callback return first")
         self._stepping = True
         try:

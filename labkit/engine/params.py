@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from operator import index
+
+GREEDY_BELOW = 1e-6
+"""Temperatures below which nothing is drawn: logits divided by them would leave the range of fp32."""
+
+LARGEST = 1_000_000
+"""Temperatures, penalties and biases at most: a logit is some tens."""
 
 
 @dataclass(frozen=True)
@@ -16,20 +23,21 @@ class SamplingParams:
     prompt and answer), then as log-probabilities through top_p, min_p, xtc, top_k, and are divided by the temperature.
 
     Attributes:
-        temperature: 0 takes the most likely token.
+        temperature: 0 takes the most likely token, and so does whatever is below `GREEDY_BELOW`; at most `LARGEST`.
         top_p: keep the most likely tokens that together reach this probability; 1 (or 0) keeps all.
         top_k: keep this many tokens; 0 keeps all.
         min_p: drop tokens below this share of the most likely one's probability.
         min_tokens_to_keep: tokens that min_p never drops.
         xtc_probability: chance, at each token, of dropping all but the least likely of the tokens above the threshold.
         xtc_threshold: probability above which xtc considers a token, at most 0.5.
-        repetition_penalty: divides (or multiplies, below 0) the logits of recent tokens; None or 1 for none.
+        repetition_penalty: divides (or multiplies, below 0) the logits of recent tokens; None or 1 for none. All
+            penalties lie within `LARGEST`: beyond, logits would leave the range of fp32.
         repetition_context_size: tokens that count as recent for it.
         presence_penalty: subtracted once from the logits of recent tokens.
         presence_context_size: tokens that count as recent for it.
         frequency_penalty: subtracted for every occurrence among the recent tokens.
         frequency_context_size: tokens that count as recent for it.
-        logit_bias: token -> what is added to its logit.
+        logit_bias: token -> what is added to its logit, at most `LARGEST`; -inf forbids it.
         seed: of the random draws; the draw at a step depends on (seed, step) alone. None: drawn once and reported.
         max_tokens: tokens to generate at most.
         stop: strings that end the text; nothing of them is shown.
@@ -69,18 +77,20 @@ class SamplingParams:
         if self.logit_bias is not None:
             try:
                 put("logit_bias", {index(token): float(bias) for token, bias in self.logit_bias.items()})
-            except (AttributeError, TypeError, ValueError) as error:
+            except (AttributeError, TypeError, ValueError, OverflowError) as error:
                 raise ValueError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}") from error
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
-        self._in_range("temperature", 0, math.inf)
+        self._in_range("temperature", 0, LARGEST)
+        if self.temperature < GREEDY_BELOW:
+            put("temperature", 0.0)
         self._in_range("top_p", 0, 1)
         self._in_range("min_p", 0, 1)
         self._in_range("xtc_probability", 0, 1)
         self._in_range("xtc_threshold", 0, 0.5)
-        self._in_range("repetition_penalty", 0, math.inf, optional=True, open_below=True)
-        self._in_range("presence_penalty", -math.inf, math.inf)
-        self._in_range("frequency_penalty", -math.inf, math.inf)
+        self._in_range("repetition_penalty", 1 / LARGEST, LARGEST, optional=True)
+        self._in_range("presence_penalty", -LARGEST, LARGEST)
+        self._in_range("frequency_penalty", -LARGEST, LARGEST)
         self._whole("top_k", 0)
         self._whole("min_tokens_to_keep", 1)
         self._whole("max_tokens", 1)
@@ -88,30 +98,56 @@ class SamplingParams:
         self._whole("seed", 0, optional=True)
         for name in ("repetition_context_size", "presence_context_size", "frequency_context_size"):
             self._whole(name, 1)
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise ValueError(f"stop must be non-empty strings, not {list(self.stop)!r}")
-        if not all(type(token) is int and token >= 0 for token in self.stop_token_ids):
+        if not all(isinstance(text, str) and text and is_unicode(text) for text in self.stop):
+            raise ValueError(f"stop must be non-empty strings of valid Unicode, not {list(self.stop)!r}")
+        tokens = [whole(token) for token in self.stop_token_ids]
+        if any(token is None or token < 0 for token in tokens):
             raise ValueError(f"stop_token_ids must be token ids, not {list(self.stop_token_ids)!r}")
-        if self.logit_bias and not all(
-            token >= 0 and not math.isnan(bias) and bias != math.inf for token, bias in self.logit_bias.items()
-        ):
-            raise ValueError(f"logit_bias must map token ids to numbers below infinity, not {self.logit_bias!r}")
+        put("stop_token_ids", tuple(tokens))
+        if self.logit_bias and not all(token >= 0 and bias <= LARGEST for token, bias in self.logit_bias.items()):
+            raise ValueError(f"logit_bias must map token ids to numbers of at most {LARGEST}, not {self.logit_bias!r}")
 
-    def _in_range(
-        self, name: str, low: float, high: float, *, optional: bool = False, open_below: bool = False
-    ) -> None:
+    def _in_range(self, name: str, low: float, high: float, *, optional: bool = False) -> None:
         value = getattr(self, name)
         if value is None and optional:
             return
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not low <= value <= high or (open_below and value == low):
-            below = "" if low == -math.inf else f" above {low}" if open_below else f" from {low}"
-            above = f" to {high}" if high < math.inf else " on" if below.startswith(" from") else ""
-            raise ValueError(f"{name} must be a finite number{below}{above}, not {value!r}")
+        number = finite(value)
+        if number is None or not low <= number <= high:
+            raise ValueError(f"{name} must be a finite number from {low} to {high}, not {value!r}")
+        object.__setattr__(self, name, number)
 
     def _whole(self, name: str, low: int, *, optional: bool = False) -> None:
         value = getattr(self, name)
         if value is None and optional:
             return
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        number = whole(value)
+        if number is None or number < low:
             raise ValueError(f"{name} must be a whole number from {low} on, not {value!r}")
+        object.__setattr__(self, name, number)
+
+
+def finite(value: object) -> int | float | None:
+    """A number of Python's or of NumPy's as Python's own; None for what is none, or is none of fp64."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = value if isinstance(value, int) else float(value)
+        return number if math.isfinite(number) else None
+    except OverflowError:
+        return None
+
+
+def whole(value: object) -> int | None:
+    """A whole number of any type that is one, as Python's own; None for others, True and False among them."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return None
+    return index(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written down: lone surrogates cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

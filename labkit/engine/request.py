@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from operator import index
 from typing import Any
 
 from labkit.caches.extra_keys import ExtraKeys, normalised
-from labkit.engine.params import SamplingParams
+from labkit.engine.params import SamplingParams, finite, is_unicode
 from labkit.models import Tokenizer
 from labkit.models.chat import Segment
 
@@ -44,22 +43,26 @@ class Request:
 
     def __post_init__(self) -> None:
         tokens = self.tokens.tolist() if hasattr(self.tokens, "tolist") else self.tokens
-        if not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes)):
+        if not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes, bytearray)):
             raise ValueError(f"a prompt's tokens must be a sequence of token ids, not {tokens!r}")
         try:
             object.__setattr__(self, "tokens", tuple(index(token) for token in tokens))
         except TypeError as error:
             raise ValueError(f"a prompt's tokens must be token ids: {error}") from error
-        object.__setattr__(self, "segments", tuple(self.segments))
+        try:
+            object.__setattr__(self, "segments", tuple(self.segments))
+        except TypeError as error:
+            raise ValueError(f"segments must be a sequence, not {self.segments!r}") from error
         object.__setattr__(self, "extra", normalised(self.extra))
         if not isinstance(self.params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {self.params!r}")
-        if not isinstance(self.id, str) or not self.id:
-            raise ValueError(f"id must be a non-empty string, not {self.id!r}")
+        if not isinstance(self.id, str) or not self.id or not is_unicode(self.id):
+            raise ValueError(f"id must be a non-empty string of valid Unicode, not {self.id!r}")
         for name in ("priority", "arrival"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, not {value!r}")
+            number = finite(getattr(self, name))
+            if number is None:
+                raise ValueError(f"{name} must be a finite number, not {getattr(self, name)!r}")
+            object.__setattr__(self, name, number)
         if not self.tokens:
             raise ValueError("the prompt is empty: give at least one token")
 
@@ -76,7 +79,10 @@ def make_request(
     **sampling: Any,
 ) -> Request:
     """Text, tokens or messages -> a request with its tokens; `sampling` overrides single options."""
-    params = replace(params or SamplingParams(), **sampling)
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"params must be SamplingParams, not {params!r}; single options go by name (temperature=0.7)")
+    params = replace(params, **sampling)
     if isinstance(prompt, dict):
         raise ValueError("a prompt is text, tokens or a list of messages: put the one message into a list")
     if isinstance(prompt, str):

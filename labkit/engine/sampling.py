@@ -18,6 +18,9 @@ from labkit.engine.kernel_draws import Options, draws
 from labkit.engine.params import SamplingParams
 from labkit.kernels.targets import target_in_use
 
+LONGEST_CONTEXT = (1 << 31) - 1
+"""Tokens that penalties look at, at most: MLX counts elements of an axis in int32."""
+
 KERNELS = ("kernels",)
 """The group of rows that kernels choose for."""
 
@@ -78,17 +81,18 @@ class RowSampler:
 
         self.params, self.seed = params, seed
         self._special = list(xtc_special_tokens)
+        contexts = params.repetition_context_size, params.presence_context_size, params.frequency_context_size
+        repetition, presence, frequency = (min(size, LONGEST_CONTEXT) for size in contexts)
         self._processors = make_logits_processors(
             params.logit_bias,
             params.repetition_penalty,
-            params.repetition_context_size,
+            repetition,
             params.presence_penalty,
-            params.presence_context_size,
+            presence,
             params.frequency_penalty,
-            params.frequency_context_size,
+            frequency,
         )
-        contexts = params.repetition_context_size, params.presence_context_size, params.frequency_context_size
-        self._context = max(contexts) if self._processors else 0
+        self._context = max(repetition, presence, frequency) if self._processors else 0
         self._recent = mx.array(list(before)[-self._context :], dtype=mx.int32) if self._context else None
 
     @property
@@ -150,7 +154,7 @@ class RowSampler:
         if 0 < p.top_p < 1:
             logprobs = (nucleus.apply_top_p if on_host() else apply_top_p)(logprobs, p.top_p)
         if p.min_p > 0:
-            logprobs = apply_min_p(logprobs, p.min_p, p.min_tokens_to_keep)
+            logprobs = apply_min_p(logprobs, p.min_p, min(p.min_tokens_to_keep, logprobs.shape[-1]))
         if p.xtc_probability > 0:
             logprobs = self._exclude_top_choices(logprobs, keys(self.seed, step)[1])
         if 0 < p.top_k < logprobs.shape[-1]:

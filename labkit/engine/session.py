@@ -249,3 +249,11 @@ def engine_clock() -> Callable[[], float]:
     """Seconds since now."""
     begin = time.perf_counter()
     return lambda: time.perf_counter() - begin
+
+
+def check_hooks(on_event: Any, constraint: Any = None) -> None:
+    """Raise a ValueError unless they are a callback and a constraint, or None."""
+    if on_event is not None and not callable(on_event):
+        raise ValueError(f"on_event is called with each event, and {on_event!r} cannot be called")
+    if constraint is not None and not all(callable(getattr(constraint, name, None)) for name in ("mask", "accept")):
+        raise ValueError(f"a constraint has mask() and accept(token), and {constraint!r} has not")

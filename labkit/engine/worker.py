@@ -47,6 +47,9 @@ class Worker:
         request = engine.request(prompt, params, **options)
 
         def on_event(event: Event) -> None:
+            # Whose loop has gone does not read any more: raising ends the request, unless this is its end.
+            if event.kind == "finished" and loop.is_closed():
+                return
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         submit = lambda engine: engine.submit(request, on_event=on_event, constraint=constraint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -138,3 +140,138 @@ def test_the_log_never_grows_past_its_limit(loaded, limit):
 def test_options_of_a_wrong_type_are_named(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         labkit.SamplingParams(**options)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-7, 1e-39, 1e-300, 5e-324])
+def test_a_temperature_that_is_nearly_none_takes_the_most_likely_token(engine, temperature):
+    greedy = engine.generate("ab", max_tokens=4, ignore_eos=True).tokens
+    assert engine.generate("ab", max_tokens=4, ignore_eos=True, temperature=temperature, seed=1).tokens == greedy
+
+
+EXTREMES = {
+    "the hottest": {"temperature": 1e6, "top_k": 1},
+    "the hottest, by share": {"temperature": 1e6, "min_p": 1.0},
+    "more kept than there are": {"temperature": 1.0, "min_p": 0.5, "min_tokens_to_keep": 1 << 40},
+    "more alternatives than there are": {"logprobs": 1 << 40, "top_k": 1 << 40},
+    "no nucleus": {"temperature": 1.0, "top_p": 1e-300},
+    "any context": {"repetition_penalty": 1e6, "repetition_context_size": 1 << 80, "presence_penalty": 1e6},
+    "the other way": {"repetition_penalty": 1e-6, "frequency_penalty": -1e6, "frequency_context_size": 1 << 80},
+    "the strongest bias": {"logit_bias": {3: 1e6, 4: -1e300, 5: float("-inf")}},
+    "any seed": {"temperature": 1.0, "seed": 1 << 200},
+}
+
+
+@pytest.mark.parametrize("options", EXTREMES.values(), ids=EXTREMES)
+def test_the_most_that_options_allow_gives_an_answer(engine, options):
+    answer = engine.generate("ab", max_tokens=4, ignore_eos=True, **options)
+    assert answer.finish_reason == "length"
+    if options.get("temperature") == 1e6 or "top_p" in options:
+        assert answer.tokens == engine.generate("ab", max_tokens=4, ignore_eos=True).tokens
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: value} for name in ("temperature", "repetition_penalty") for value in (10**400, 1e7, "1", True, 1j)),
+        *({name: value} for name in ("presence_penalty", "frequency_penalty") for value in (10**400, 1e7, -1e7)),
+        {"repetition_penalty": 1e-7},
+        *({"logit_bias": {3: value}} for value in (1e7, float("inf"), float("nan"), 10**400)),
+        {"stop": "\ud800"},
+        {"stop": b"ab"},
+    ],
+    ids=lambda options: ascii(options)[:40],
+)
+def test_options_beyond_their_range_are_named(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        labkit.SamplingParams(**options)
+
+
+def test_numbers_may_come_from_numpy():
+    """And travel as Python's own: a paused row is JSON."""
+    options = {"temperature": np.float32(0.5), "top_p": np.float64(0.5), "seed": np.int64(3), "max_tokens": np.uint8(7)}
+    params = labkit.SamplingParams(**options, stop_token_ids=np.array([1, 2]), logit_bias={np.int32(3): np.float32(1)})
+    assert params == labkit.SamplingParams(
+        temperature=0.5, top_p=0.5, seed=3, max_tokens=7, stop_token_ids=(1, 2), logit_bias={3: 1.0}
+    )
+    assert {type(getattr(params, name)) for name in options} == {float, int}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"priority": 10**400}, {"arrival": 10**400}, {"id": "a\ud800"}, {"segments": 5}, {"extra": "\ud800"}]
+)
+def test_requests_that_could_not_be_written_down_are_refused(fields):
+    """An id or a key that no file can name would stop the engine when it pauses the row."""
+    with pytest.raises(ValueError, match="extra key" if "extra" in fields else next(iter(fields))):
+        labkit.Request(**{"tokens": (1,), **fields})
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1}, "greedy", 0.7])
+def test_options_that_are_no_params(engine, params):
+    with pytest.raises(ValueError, match="SamplingParams"):
+        engine.stream("ab", params)
+
+
+@pytest.mark.parametrize(("name", "value"), [("guard", 5), ("policy", 5), ("prefixes", "a folder")])
+def test_an_engines_parts_are_what_they_should_be(loaded, name, value):
+    with pytest.raises(ValueError, match=name):
+        labkit.Engine(loaded("llama"), **{name: value})
+
+
+@pytest.mark.parametrize("model", ["tiny-hybrid", None])
+def test_an_engine_takes_a_loaded_model(model):
+    with pytest.raises(ValueError, match=r"labkit\.load"):
+        labkit.Engine(model)
+
+
+@pytest.mark.parametrize("hooks", [{"on_event": 5}, {"constraint": 5}, {"constraint": lambda token: None}])
+def test_hooks_that_cannot_be_called(engine, hooks):
+    with pytest.raises(ValueError, match=next(iter(hooks))):
+        engine.submit(engine.request("ab"), **hooks)
+    assert engine.idle
+
+
+@pytest.mark.parametrize("kind", ["submitted", "prefill", "token", "finished"])
+@pytest.mark.parametrize("work", [lambda engine: engine.step(), lambda engine: list(engine.run()), works])
+def test_no_callback_steps_its_engine(engine, kind, work):
+    """Whichever it is called from: `submit` tells the first event, `step` the others."""
+    seen = []
+
+    def on_event(event):
+        if event.kind == kind and not seen:
+            with pytest.raises(RuntimeError, match="inside a callback"):
+                work(engine)
+            seen.append(event)
+
+    engine.submit(engine.request("ab", max_tokens=2, ignore_eos=True), on_event=on_event)
+    ends = [event.reason for event in engine.run() if event.kind == "finished"]
+    assert seen
+    assert ends == ["length"]
+    assert works(engine)
+
+
+def test_a_callback_that_raises_at_the_end_is_heard_of(engine, caplog):
+    """The request has ended by itself: there is no event left to say it."""
+
+    def on_event(event):
+        if event.kind == "finished":
+            raise ValueError("the reader's own trouble")
+
+    id = engine.submit(engine.request("ab", max_tokens=2, ignore_eos=True), on_event=on_event)
+    assert [event.reason for event in engine.run() if event.kind == "finished"] == ["length"]
+    assert id in caplog.text
+    assert "the reader's own trouble" in caplog.text
+    assert works(engine)
+
+
+def test_only_the_engines_own_thread_takes_requests_once_there_is_one(engine):
+    """Whoever wants to ask from another thread asks with `astream`."""
+
+    async def answered():
+        return [event.kind async for event in engine.astream("ab", max_tokens=2, ignore_eos=True)]
+
+    assert asyncio.run(answered())[-1] == "finished"
+    for ask in (lambda: engine.submit(engine.request("ab")), lambda: engine.stream("ab"), engine.resume_paused):
+        with pytest.raises(RuntimeError, match="use astream"):
+            ask()
+    assert asyncio.run(answered())[-1] == "finished"
+    engine.close()

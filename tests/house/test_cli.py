@@ -191,7 +191,7 @@ def ends(monkeypatch, capsys, *words):
         ("generate tiny-hybrid", "prompt"),
         ("generate tiny-hybrid x --max-tokens 1e3", "--max-tokens"),
         ("generate tiny-hybrid x --max-tokens 0", "max_tokens"),
-        ("generate tiny-hybrid x --temperature -1", "temperature must be a finite number from 0 on, not -1.0"),
+        ("generate tiny-hybrid x --temperature -1", "temperature must be a finite number from 0 to 1000000, not -1.0"),
         ("generate tiny-hybrid x --prefix-width 16", "--prefix-store"),
         ("generate no-such-model x", "no-such-model"),
         ("parity tiny-hybrid --positions 0", "--positions"),
