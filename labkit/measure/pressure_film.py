@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from labkit.devices import this_device
 from labkit.engine import Engine, Event, MemoryGuard, Policy
 from labkit.engine.memory import FakeClock, FakeMeter
 from labkit.engine.prefix import PrefixStore
@@ -58,8 +59,12 @@ class Film:
         return sum(kind in kinds for _, _, kind in self.moves)
 
 
-def small_hybrid() -> LoadedModel:
-    """One recurrent and one attention layer, random, with tiny-hybrid's tokenizer: a step takes milliseconds."""
+def small_hybrid(*, compiled: bool = False) -> LoadedModel:
+    """One recurrent and one attention layer, random, with tiny-hybrid's tokenizer: a step takes milliseconds.
+
+    Args:
+        compiled: by labkit's compiled loops, where the device is a CPU; otherwise by mlx-lm's module, as on a GPU.
+    """
     sizes = {
         "hidden_size": 64,
         "num_attention_heads": 4,
@@ -76,7 +81,8 @@ def small_hybrid() -> LoadedModel:
         "full_attention_interval": 2,
         "layer_types": ["linear_attention", "full_attention"],
     }
-    return synthetic("tiny-hybrid", layers=2, bits=None, dtype=mx.float32, **sizes)
+    graph = "native" if compiled and this_device().kind == "cpu" else "adapter"
+    return synthetic("tiny-hybrid", layers=2, bits=None, dtype=mx.float32, graph=graph, **sizes)
 
 
 def shoot(

@@ -31,11 +31,11 @@ def prefixes(rows: Mapping[str, Sequence[str]], wrong: Mapping[str, Sequence[boo
         axes.text(-0.2, -line, name, ha="right", va="center", fontsize=9)
         for column, (token, marked) in enumerate(zip(tokens, wrong[name], strict=True)):
             colour = "C5" if marked else "C0"
-            axes.add_patch(
-                plt.Rectangle((column + 0.04, -line - 0.36), 0.92, 0.72, color=colour, alpha=0.3, linewidth=0)
-            )
+            box = plt.Rectangle((column + 0.04, -line - 0.36), 0.92, 0.72, color=colour, alpha=0.3, linewidth=0)
+            axes.add_patch(box).set_in_layout(False)  # it lies inside: the layout need not measure it
             label = token.replace("\n", "⏎").strip() or "·"
-            axes.text(column + 0.5, -line, label[:6], ha="center", va="center", fontsize=6.5)
+            inside = {"ha": "center", "va": "center", "fontsize": 6.5, "in_layout": False}
+            axes.text(column + 0.5, -line, label[:6], **inside)
     axes.set_xlim(-0.22 * count, count)
     axes.set_ylim(-len(rows) + 0.4, 0.6)
     return figure

@@ -15,9 +15,14 @@ SECONDS = 600
 """That it may take; a notebook compiles what it misses by itself."""
 
 
+CALLS = ("labkit.load(", "open_subject(", "small_hybrid(compiled")
+"""What gives a notebook a model that the native graph may compute."""
+
+
 def loads_model(notebook: Path) -> bool:
     """Whether a notebook loads a model, and so may need the native graph."""
-    return "labkit.load(" in notebook.read_text(encoding="utf-8")
+    text = notebook.read_text(encoding="utf-8")
+    return any(call in text for call in CALLS)
 
 
 class Compilation:

@@ -29,7 +29,8 @@ def film(run: Any, title: str, *, steps: int | None = None) -> Any:
     for row in range(len(run.ids)):
         for first, last, place in _stretches([places[row] for places in run.places]):
             if place in PLACES:
-                above.barh(row, last - first, left=first, height=0.7, color=PLACES[place][1])
+                bars = above.barh(row, last - first, left=first, height=0.7, color=PLACES[place][1])
+                bars.patches[0].set_in_layout(False)  # it lies inside: the layout need not measure it
     for step, id, kind in run.moves:
         if kind == "aborted":
             above.plot(step, run.ids.index(id), "x", color=RED, markersize=9, markeredgewidth=2.5, clip_on=False)

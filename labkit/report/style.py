@@ -66,6 +66,11 @@ def use() -> None:
     backend = InlineBackend.instance(parent=shell)
     backend.print_figure_kwargs = {"metadata": SVG_METADATA, "bbox_inches": None}
     backend.figure_formats = {"svg"}
+    import matplotlib.pyplot as plt
+
+    # After each cell pyplot would draw all figures for their windows. Here are none, and what is shown is drawn as SVG.
+    plt.switch_backend(mpl.get_backend())
+    plt.uninstall_repl_displayhook()
 
 
 def svg(figure: Any) -> str:
