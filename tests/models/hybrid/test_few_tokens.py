@@ -12,9 +12,11 @@ import pytest
 from labkit.caches import Contiguous
 from labkit.caches.tail import TAIL
 from labkit.kernels import use_target
+from labkit.kernels.quantized_matmul import Packed
 from labkit.models import Rows
 from labkit.models.adapter import Adapter
-from labkit.models.hybrid import Hybrid, Variants
+from labkit.models.hybrid import Hybrid, Variants, plan
+from labkit.models.hybrid.matrix import Matrix
 from labkit.models.hybrid.variants import choices
 from tests.models.hybrid.small import TEXT, Models, config, models, prompt, random_module
 
@@ -206,6 +208,34 @@ def test_every_switch_computes_the_same(name, value):
     with use_target("reference"):
         ours = logits(with_variants(both.hybrid, **{"compiled": False, name: value}), tokens, widths)
     np.testing.assert_allclose(ours, logits(both.adapter, tokens, widths), atol=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "options", "inside"),
+    [
+        ("cuda", 1, {}, True),
+        ("cuda", 4, {}, True),
+        ("cuda", 5, {}, False),  # rows of 20 KB
+        ("cuda", 1, {"fuse_norm": False}, False),
+        ("cuda", 1, {"decode_rows": "tile"}, False),
+        ("metal", 1, {}, False),  # MLX's product
+        ("metal", 1, {"decode_rows": "own"}, True),
+        ("metal", 2, {}, True),
+        ("simulator", 8, {}, False),
+        (None, 1, {}, False),
+    ],
+)
+def test_projections_norm_their_rows_where_they_are_our_kernel(target, rows, options, inside, monkeypatch):
+    weights = Packed(*(mx.zeros((6144, n), t) for n, t in ((256, mx.uint32), (32, mx.bfloat16), (32, mx.bfloat16))))
+    called = []
+    for name in ("norm_project", "residual_rms_norm"):
+        monkeypatch.setattr(plan, name, lambda x, residual, *_, n=name: called.append(n) or (x, residual))
+    monkeypatch.setattr(plan.Plan, "product", lambda self, x, matrix: x)
+    x, norm = mx.zeros((rows, 2048), mx.bfloat16), mx.ones((2048,))
+    for invariant in (False, True):
+        computes = plan.Plan(target, Variants(**options), invariant)
+        computes.norm_product(x, x, norm, 1e-6, Matrix((weights,)))
+    assert called == ["norm_project" if inside else "residual_rms_norm", "residual_rms_norm"]
 
 
 def test_a_switch_that_is_not_there_is_named():
