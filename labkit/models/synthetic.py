@@ -216,7 +216,9 @@ def _with_sizes(
     if unknown := [key for key in sizes if key not in text]:
         raise LoadError(f"the shape has no size {unknown[0]!r}; it has {', '.join(sorted(text))}")
     text.update(sizes)
-    table = config.pop("quantization", None) or config.pop("quantization_config", None) or {}
+    # A checkpoint may say the same under both names.
+    table = [config.pop(name, None) for name in ("quantization", "quantization_config")]
+    table = table[0] or table[1] or {}
     if bits is not None:
         own = {path: value for path, value in table.items() if isinstance(value, dict) and path.endswith(ROUTER)}
         config["quantization"] = {"group_size": table.get("group_size", 64), "bits": bits, "mode": "affine"} | own

@@ -6,7 +6,7 @@ from mlx.utils import tree_flatten
 
 from labkit.measure import model_costs
 from labkit.models import LoadError, Rows, synthetic
-from labkit.models.synthetic import expert_loads
+from labkit.models.synthetic import expert_loads, read_shape
 
 SHAPE = "qwen3.6-35b-a3b"
 SMALL = {
@@ -40,6 +40,20 @@ def test_stores_what_the_config_counts(bits):
     model = synthetic(SHAPE, bits=bits, **SMALL)
     assert model.weights_bytes == model_costs.of(model.config, dtype="float32").weight_bytes
     assert sum(array.nbytes for array in parameters(model).values()) == model.weights_bytes
+
+
+@pytest.mark.parametrize(
+    "names", [("quantization",), ("quantization_config",), ("quantization", "quantization_config")]
+)
+def test_whatever_a_config_calls_its_bits_the_asked_for_ones_hold(names):
+    """A checkpoint of mlx-lm says them twice, under mlx-lm's name and under transformers'."""
+    _, config = read_shape("tiny-hybrid")
+    table = config["quantization"]
+    config = {key: value for key, value in config.items() if not key.startswith("quantization")}
+    config |= dict.fromkeys(names, table)
+    for bits, dtypes in ((None, {mx.float32}), (8, {mx.float32, mx.uint32})):
+        model = synthetic(config, bits=bits, dtype=mx.float32, **SMALL)
+        assert {array.dtype for array in parameters(model).values()} == dtypes
 
 
 def test_runs_and_stays_finite_over_a_prompt_and_steps(model):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-FORMS = ((4, 2), (8, 2), (4, 4), (8, 4), (32, 0))
+FORMS = ((4, 2), (8, 2), (32, 0))
 """Bits of a weight and bytes of a scale: in the matrices of a checkpoint quantised to 4 bits, as tiny-hybrid is, and in
-those of a random model quantised from float32, some of whose matrices are too narrow for that."""
+those of a small random model in float32."""
 
 
 def compile_ahead() -> None:
