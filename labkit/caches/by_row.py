@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import mlx.core as mx
@@ -15,8 +16,11 @@ def row_numbers(rows: Any, batch: int) -> mx.array:
 
     Raises:
         IndexError: a row that is not there: MLX would read whatever lies behind the array.
+        ValueError: what is no number of a row, such as a mask of truth values, which would be taken for rows 0 and 1.
     """
     numbers = rows.tolist() if isinstance(rows, mx.array) else list(rows)
+    if any(isinstance(number, bool) or not isinstance(number, Integral) for number in numbers):
+        raise ValueError(f"rows are named by their numbers, not {numbers}")
     if any(not 0 <= number < batch for number in numbers):
         raise IndexError(f"rows {numbers} of a batch of {batch}")
     return mx.array(numbers, dtype=mx.int32)
@@ -26,10 +30,10 @@ def to_trim(n: int, present: int) -> int:
     """How many of `present` tokens a trim by `n` takes.
 
     Raises:
-        ValueError: a negative `n`, which would bring columns into view that were never written.
+        ValueError: a negative `n`, which would bring columns into view that were never written, or no whole number.
     """
-    if n < 0:
-        raise ValueError(f"a cache cannot be trimmed by {n} tokens")
+    if not isinstance(n, Integral) or n < 0:
+        raise ValueError(f"a cache cannot be trimmed by {n!r} tokens")
     return min(present, n)
 
 

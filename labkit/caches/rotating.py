@@ -96,6 +96,8 @@ class Rotating(Ring):
     supports = Cache.supports - {"extend", "filter", "extract"}
 
     def __init__(self, max_size: int, keep: int = 0, layout: Layout | None = None):
+        if not isinstance(max_size, int) or not isinstance(keep, int) or not 0 <= keep < max_size:
+            raise ValueError(f"a ring holds at least one token more than it keeps, not {max_size!r} and {keep!r}")
         self.max_size, self.keep = max_size, keep
         self.keys = self.values = None
         self.offset = self._idx = 0

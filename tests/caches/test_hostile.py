@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 
+import mlx.core as mx
 import pytest
 
 from labkit.caches import Contiguous, Rotating
@@ -29,6 +30,17 @@ def test_rows_that_are_not_there(kind, rows):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("rows", [[True, False], mx.array([False, True]), [0.5], ["1"], [None]], ids=str)
+def test_rows_are_named_by_numbers(kind, rows):
+    """A mask of truth values would keep rows 1 and 0."""
+    batch = batch_of(kind, 4, 6)
+    before = content(batch)
+    with pytest.raises(ValueError, match="by their numbers"):
+        batch.filter(rows)
+    assert all((content(batch)[name] == value).all() for name, value in before.items())
+
+
+@pytest.mark.parametrize("kind", MAKERS)
 def test_a_row_may_be_kept_twice_and_a_batch_join_itself(kind):
     batch = batch_of(kind, 4, 6)
     batch.filter([1, 1])
@@ -44,10 +56,17 @@ def test_a_row_may_be_kept_twice_and_a_batch_join_itself(kind):
 def test_trims_by_more_than_is_there_and_by_less_than_nothing(make, batched):
     cache = fill(make(), 5, 1)
     cache = type(cache).merge([cache, cache]) if batched else cache
-    with pytest.raises(ValueError, match="-3 tokens"):
-        cache.trim(-3)
+    for wrong in (-3, 1.5, "1", None):
+        with pytest.raises(ValueError, match=f"{wrong!r} tokens"):
+            cache.trim(wrong)
     assert cache.trim(99) == 5
     assert cache.trim(1) == 0
+
+
+@pytest.mark.parametrize("sizes", [(0,), (-1,), (2.5,), (None,), ("8",), (8, 8), (8, -1)])
+def test_rings_that_hold_nothing(sizes):
+    with pytest.raises(ValueError, match="a ring holds at least one"):
+        Rotating(*sizes)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
