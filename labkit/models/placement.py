@@ -14,7 +14,12 @@ COUNTING = ("contiguous", "rotating")
 
 
 def check_rows(tokens: mx.array, rows: Rows) -> None:
-    """Raise a ValueError unless tokens are [B, L] for B rows that stand at plain positions."""
+    """Raise a ValueError unless tokens are whole numbers [B, L] for B rows that stand at plain positions."""
+    if not isinstance(tokens, mx.array) or not mx.issubdtype(tokens.dtype, mx.integer):
+        given = tokens.dtype if isinstance(tokens, mx.array) else type(tokens).__name__
+        raise ValueError(f"tokens are an mx.array of whole numbers, not {given}")
+    if not isinstance(rows, Rows):
+        raise ValueError(f"rows are labkit.models.Rows, such as Rows.batch([0]), not {rows!r}")
     if tokens.ndim != 2 or tokens.shape[0] != rows.count or tokens.shape[1] == 0:
         raise ValueError(f"tokens {list(tokens.shape)} for {rows.count} rows: expected [rows, length]")
     if rows.positions.ndim != 1 or rows.block_tables is not None or rows.adapters is not None:

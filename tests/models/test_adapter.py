@@ -186,6 +186,16 @@ def test_embeddings_stand_in_for_tokens():
         deaf(tokens, deaf.make_caches(), Rows.single(), embeddings=embeddings)
 
 
+@pytest.mark.parametrize("tokens", [None, [[1, 2]], np.array([[1, 2]]), mx.array([[1.0, 2.0]])], ids=repr)
+@pytest.mark.parametrize("name", ["llama", "hybrid"])
+def test_what_are_no_tokens_or_rows_is_refused(name, tokens):
+    model = adapter(name)
+    with pytest.raises(ValueError, match="of whole numbers"):
+        model(tokens, model.make_caches(), Rows.single(0))
+    with pytest.raises(ValueError, match=r"rows are labkit\.models\.Rows"):
+        model(prompt(2), model.make_caches(), tokens)
+
+
 def test_rows_that_do_not_fit_are_refused():
     model = adapter("llama")
     caches = model.make_caches()

@@ -62,13 +62,15 @@ class MemoryGuard:
         meter: Meter | None = None,
         clock: SystemClock | None = None,
     ):
+        if lines is not None and not isinstance(lines, Lines):
+            raise ValueError(f"lines must be labkit.engine.memory.Lines, not {lines!r}")
         self.meter, self.clock, self.lines = meter or DeviceMeter(), clock or SystemClock(), lines or Lines()
         self.interval, self.min_chunk = interval, min_chunk
         limit = self.meter.read().limit
         self.ceiling_bytes = limit if ceiling_bytes is None else ceiling_bytes
         if type(self.ceiling_bytes) is not int or not 0 < self.ceiling_bytes <= limit:
             raise ValueError(f"ceiling_bytes must be from 1 to the device's {limit}, not {ceiling_bytes!r}")
-        if interval < 0:
+        if not isinstance(interval, (int, float)) or not interval >= 0:
             raise ValueError(f"interval must be at least 0 seconds, not {interval!r}")
         if type(min_chunk) is not int or min_chunk < 1:
             raise ValueError(f"min_chunk must be a whole number of at least 1, not {min_chunk!r}")

@@ -85,6 +85,14 @@ class PrefixStore:
         for name, value in (sizes | {"keep_free_bytes": keep_free_bytes}).items():
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name} must be a whole number of bytes, not {value!r}")
+        if not hasattr(loaded, "fingerprint"):
+            raise ValueError(f"a prefix store is for a loaded model, labkit.load(...), not {loaded!r}")
+        if type(width) is not int or width < 1:
+            raise ValueError(f"width must be a whole number of tokens, at least 1, not {width!r}")
+        if not isinstance(queue_seconds, (int, float)) or not queue_seconds >= 0:
+            raise ValueError(f"queue_seconds must be at least 0, not {queue_seconds!r}")
+        if retention is not None and not isinstance(retention, Retention):
+            raise ValueError(f"retention must be a labkit.engine.prefix.Retention, not {retention!r}")
         model = loaded.model
         self.grid, self.tail = width, tail
         self._codec = Codec(model.make_caches, model.layouts)

@@ -171,6 +171,9 @@ def test_a_guard_that_sees_no_pressure_does_next_to_nothing_between_two_steps(lo
         ({"ceiling_bytes": 1001}, "ceiling_bytes"),
         ({"ceiling_bytes": 10.5}, "ceiling_bytes"),
         ({"interval": -1}, "interval"),
+        ({"interval": float("nan")}, "interval"),
+        ({"interval": "x"}, "interval"),
+        ({"lines": 5}, "lines"),
         ({"min_chunk": 0}, "min_chunk"),
     ],
 )

@@ -145,10 +145,27 @@ def test_a_cache_that_is_no_bytes_is_refused_at_the_door(open_store):
         open_store(SimpleNamespace(model=model, fingerprint="x"))
 
 
-@pytest.mark.parametrize("option", ["memory_bytes", "disk_bytes", "queue_bytes", "keep_free_bytes"])
-def test_sizes_that_are_none_are_refused_at_the_door(open_store, hybrid, option):
-    with pytest.raises(ValueError, match=option):
-        open_store(hybrid, **{option: -1})
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: -1} for name in ("memory_bytes", "disk_bytes", "queue_bytes", "keep_free_bytes", "queue_seconds")),
+        *({"width": value} for value in (0, 2.5, "8", True)),
+        {"queue_seconds": float("nan")},
+        {"queue_seconds": "long"},
+        {"retention": 5},
+    ],
+    ids=str,
+)
+def test_options_that_are_none_are_refused_at_the_door(hybrid, tmp_path, options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        PrefixStore(hybrid, tmp_path / "store", **options)
+    assert not (tmp_path / "store").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize("model", [None, "tiny-hybrid"])
+def test_a_store_is_for_a_loaded_model(tmp_path, model):
+    with pytest.raises(ValueError, match=r"labkit\.load"):
+        PrefixStore(model, tmp_path / "store")
 
 
 # -- traps -------------------------------------------------------------------------------------------------------------
