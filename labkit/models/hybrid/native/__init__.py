@@ -4,9 +4,10 @@
 | --- | --- |
 | `weights.py` | a layer's matrices in one arena of panels |
 | `records.py` | what native code reads of a layer, a cache, a forward |
-| `stages.py` | what happens to a block of tokens between two exchanges, compiled; for few tokens in one call |
+| `stages.py` | what happens to a block of tokens between two exchanges, compiled; for rows of few tokens in one call |
 | `spans.py` | which tokens of a padded rectangle count, and where they stand |
-| `forward.py` | one forward: its records and memory, stages shared between threads |
+| `cache_records.py` | the caches' memory in one forward |
+| `forward.py` | one forward: its records, rows or stages shared between threads |
 | `model.py` | the forward contract |
 | `ahead.py` | compiling all of it before anybody waits for it |
 

@@ -1,4 +1,4 @@
-"""One forward: records of everything that native code reads, then the stages: few tokens in one call, many in tasks."""
+"""One forward: records of everything that native code reads; then rows in one call each, or stages in tasks."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class NativeHybrid(Hybrid):
     Args:
         weights: from `labkit.models.hybrid.packing.pack`, its layers as `NativeLayer`.
         config: the checkpoint's config.json.
-        threads: that share a chunk of tokens; by default the processors that this process may use. A few rows of
-            decoding are computed by the calling thread alone.
+        threads: that share the rows of a step, or the stages of a chunk of many tokens; by default the processors that
+            this process may use. A row of few tokens is computed by one thread.
     """
 
     takes_pages = False
