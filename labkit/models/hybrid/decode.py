@@ -51,7 +51,8 @@ class FewTokens:
         Args:
             logits: "last", "all" or None.
         """
-        paged = any(isinstance(cache, PagedCache) for cache in caches)
+        # By their types: this is asked at every token.
+        paged = any(issubclass(kind, PagedCache) for kind in set(map(type, caches)))
         counts = self._paged_columns(caches, step) if paged else self._counts(caches, step)
         memory = [
             _present(layer.mixer.memory(cache, step)) for layer, cache in zip(self._graph.layers, caches, strict=True)
@@ -164,7 +165,8 @@ _COUNTS = 5
 
 
 def _present(arrays: tuple) -> tuple:
-    return tuple(array for array in arrays if array is not None)
+    """A layer's memory without the table that only a paged cache has, its last."""
+    return tuple(arrays) if arrays[-1] is not None else arrays[:-1]
 
 
 def _columns(

@@ -55,8 +55,9 @@ class DeltaLayer:
 
     def memory(self, cache: Recurrent, step: Step) -> Memory:
         """What the cache holds; zeros before the first token."""
-        if cache[0] is not None:
-            return Memory(cache[0], cache[1])
+        tail, state = cache.cache
+        if tail is not None:
+            return Memory(tail, state)
         config, batch = self.config, step.batch
         shape = (batch, config.value_heads, config.value_dim, config.key_dim)
         return Memory(mx.zeros((batch, 3, config.conv_channels), self.weights.conv.dtype), mx.zeros(shape, mx.float32))
