@@ -262,6 +262,11 @@ def test_fused_bytes_are_what_the_kernels_touch():
             norm_router_call(normal(2, 128), normal(2, 128), mx.ones((128,)), quantised(24, 128), 1e-6, 64, 8),
             savings.norm_router(2, 128, 24, itemsize=4),
         ),
+        (
+            NORM_PROJECT["plain"],
+            norm_project_call(normal(2, 128), normal(2, 128), mx.ones((128,)), 1e-6, Packed.quantize(normal(160, 128))),
+            savings.norm_project(2, 128, 160, itemsize=4),
+        ),
     ]
     for kernel, call, saving in claims:
         touched = footprint(kernel, call)

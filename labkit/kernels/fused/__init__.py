@@ -10,10 +10,10 @@
 | `output_gate` | layout, sigmoid, multiply | attention |
 | `gated_rms_norm` | RMSNorm, silu, multiply | Gated DeltaNet |
 
-`savings` says how many launches and bytes each of them saves at a given size. Of the four chains that the specialised
-engine fuses, one is here (q and k before attention). The others live with the operation they are fused into: gate and
-up projections with their activation, and the down projection with routing weights and shared expert, in
-`grouped_matmul`; the recurrence with its norm in `gated_delta`.
+`savings` says how many launches and bytes each of them saves at a given size. Other chains of the specialised engine
+live with the operation they are fused into: the choice of experts with their gate and up projections and activation,
+and the down projection with routing weights and shared expert, in `grouped_matmul`; the recurrence with its norm in
+`gated_delta`.
 """
 
 from __future__ import annotations

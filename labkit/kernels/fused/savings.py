@@ -43,6 +43,15 @@ def residual_rms_norm(tokens: int, dim: int, itemsize: int = 2) -> Saving:
     return Saving(Cost(2, 5 * row + weight), Cost(1, 4 * row + weight))
 
 
+def norm_project(tokens: int, dim: int, outputs: int, bits: int = 4, group_size: int = 64, itemsize: int = 2) -> Saving:
+    """Separate: the fused add and norm, and the product; fused: the norm is not written and read back. That each
+    threadgroup reads the rows again is the cache's business, and not counted."""
+    row = tokens * dim * itemsize
+    matrix = outputs * (dim * bits // 8 + 2 * (dim // group_size) * itemsize)
+    rest = dim * itemsize + matrix + tokens * outputs * itemsize
+    return Saving(Cost(2, 5 * row + rest), Cost(1, 3 * row + rest))
+
+
 def norm_router(tokens: int, dim: int, experts: int, bits: int = 8, group_size: int = 64, itemsize: int = 2) -> Saving:
     """Separate: add, norm, quantised matmul with logits in the activations' dtype; fused: logits in fp32."""
     row = tokens * dim * itemsize
