@@ -15,12 +15,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import mlx.core as mx
 
 from labkit.kernels import address_spaces, cuda_build, simulator
 from labkit.kernels.registry import Case, Entry, Tolerance, dtype_name
-from labkit.kernels.signature import Launch
+from labkit.kernels.signature import Launch, threadgroup_size
 from labkit.kernels.targets import device_target, run_on
 from labkit.kernels.traffic import over_budget
 
@@ -161,9 +162,13 @@ def _address_spaces(entry: Entry, launches: list[tuple[Case, Launch]]) -> Iterat
 def _cuda_text(entry: Entry, launches: list[tuple[Case, Launch]]) -> Iterator[str]:
     for case, launch in launches:
         try:
-            cuda_build.compile_cuda(cuda_build.translation_unit(entry.kernel.text, launch, entry.kernel.cuda))
+            unit = cuda_build.translation_unit(entry.kernel.text, launch, entry.kernel.cuda)
+            used = cuda_build.usage(cuda_build.compile_cuda(unit).log)
         except cuda_build.CudaError as error:
             yield f"{case.label}: {error}"
+            continue
+        if not used.groups(threads := prod(threadgroup_size(launch))):
+            yield f"{case.label}: {threads} threads of {used.registers} registers each do not fit a multiprocessor"
 
 
 def _against_reference(

@@ -33,9 +33,10 @@ MAX_TOKENS = 8
 
 @cache
 def _simdgroups(dv: int) -> int:
-    # Sixteen hold 128 columns at once; a wider head takes two rounds.
+    # Sixteen hold 128 columns at once; a wider head takes rounds, with more registers a thread than so many have.
     per_simdgroup = 32 // PACKED.lanes * PACKED.columns
-    return max(n for n in range(1, 17) if dv % (n * per_simdgroup) == 0)
+    most = 16 if dv <= 16 * per_simdgroup else 8
+    return max(n for n in range(1, most + 1) if dv % (n * per_simdgroup) == 0)
 
 
 def step_call(
