@@ -15,19 +15,22 @@ import numpy as np
 from labkit.caches.host import shares_memory
 from labkit.engine import Engine, MemoryGuard, Policy
 from labkit.engine.memory import FakeMeter
-from labkit.engine.prefix import PrefixStore
+from labkit.engine.prefix import PrefixStore, blockfile
 from labkit.engine.prefix.filesystem import FileSystem, pages
 from labkit.measure.paired import median_interval
 from labkit.measure.parking import request
 from labkit.models import LoadedModel
 
 HUGE = 1 << 50
-FIELDS = ("out", "out processor", "in", "in processor")
+FIELDS = ("out", "out processor", "in", "in processor", "check", "check processor")
 
 
 @dataclass(frozen=True)
 class PauseCost:
     """One row put away and brought back. Seconds are the medians of the rounds, bytes of its caches' valid part.
+
+    The bytes alone are a floor that no store reaches which proves what it reads: a checksum looks at every byte once
+    more each way. It is measured as well, so that what is left can be told from it.
 
     Attributes:
         tokens: in its caches.
@@ -36,11 +39,13 @@ class PauseCost:
         out_seconds, in_seconds: the same bytes and nothing else: written and flushed with their name, their memory
             given back; read into new arrays. Without a copy in between where the host shares the arrays' memory, and
             without checksums; on the same disk, in turns with the engine's.
+        check_seconds: the store's checksums of the bytes, once, in one thread.
         ratio: both of the engine over both of the bytes, median of the rounds.
         ratio_low, ratio_high: an interval for it from the order of the rounds alone (`paired.median_interval`).
-        pause_processor, resume_processor, out_processor, in_processor: the same in seconds of processor time of all
-            threads, which a busy machine changes less.
-        processor_ratio: as `ratio`, of these.
+        checked_ratio: as `ratio`, but over the bytes and their checksums each way.
+        pause_processor, resume_processor, out_processor, in_processor, check_processor: the same in seconds of
+            processor time of all threads, which a busy machine changes less.
+        processor_ratio, checked_processor_ratio: as the ratios, of these.
     """
 
     tokens: int
@@ -49,14 +54,18 @@ class PauseCost:
     resume_seconds: float
     out_seconds: float
     in_seconds: float
+    check_seconds: float
     ratio: float
     ratio_low: float
     ratio_high: float
+    checked_ratio: float
     pause_processor: float
     resume_processor: float
     out_processor: float
     in_processor: float
+    check_processor: float
     processor_ratio: float
+    checked_processor_ratio: float
 
     def as_record(self) -> dict[str, Any]:
         """JSON data."""
@@ -86,12 +95,16 @@ def pause_cost(loaded: LoadedModel, folder: Path, tokens: int, *, width: int, ro
             _until(engine, "paused")
             meter.live = loaded.weights_bytes
             _until(engine, "token")
-            ours.append((*hands.took["pause"], *hands.took["resume"]))
+            ours.append((*hands.took["pause"], *hands.took["resume"], 0.0, 0.0))
             moved = _moved(engine._executor.lanes.batches()[0].caches, folder / "floor")
             sizes.append(moved[0])
             floor.append(moved[1:])
-        ratios, by_processor = (
-            sorted((a[k] + a[k + 2]) / (b[k] + b[k + 2]) for a, b in zip(ours, floor, strict=True)) for k in (0, 1)
+        ratios, by_processor, checked, checked_by_processor = (
+            sorted(
+                (a[k] + a[k + 2]) / (b[k] + b[k + 2] + 2 * checks * b[k + 4]) for a, b in zip(ours, floor, strict=True)
+            )
+            for checks in (0, 1)
+            for k in (0, 1)
         )
         low, high, _ = median_interval(ratios, 0.95)
         engines, bytes_alone = (
@@ -104,14 +117,18 @@ def pause_cost(loaded: LoadedModel, folder: Path, tokens: int, *, width: int, ro
             resume_seconds=engines["in"],
             out_seconds=bytes_alone["out"],
             in_seconds=bytes_alone["in"],
+            check_seconds=bytes_alone["check"],
             ratio=float(np.median(ratios)),
             ratio_low=low,
             ratio_high=high,
+            checked_ratio=float(np.median(checked)),
             pause_processor=engines["out processor"],
             resume_processor=engines["in processor"],
             out_processor=bytes_alone["out processor"],
             in_processor=bytes_alone["in processor"],
+            check_processor=bytes_alone["check processor"],
             processor_ratio=float(np.median(by_processor)),
+            checked_processor_ratio=float(np.median(checked_by_processor)),
         )
     finally:
         engine.close()
@@ -158,8 +175,8 @@ def _until(engine: Engine, kind: str) -> None:
         pass
 
 
-def _moved(caches: Sequence[Any], path: Path) -> tuple[int, float, float, float, float]:
-    """Bytes of caches, and what it takes (`timed`) to move them and nothing else: out, then in."""
+def _moved(caches: Sequence[Any], path: Path) -> tuple[int, float, float, float, float, float, float]:
+    """Bytes of caches, and what it takes (`timed`) to move them and nothing else: out, then in; and to check them."""
     # Copies of their own, which the row's caches do not share.
     arrays = [array + mx.zeros_like(array) for cache in caches for array in cache._pack()[0].values()]
     mx.eval(arrays)
@@ -168,7 +185,8 @@ def _moved(caches: Sequence[Any], path: Path) -> tuple[int, float, float, float,
     out = timed(lambda: _out(arrays, path))
     into = timed(lambda: back.extend(_in(like, path)))
     path.unlink()
-    return size, *out, *into
+    pieces = [memoryview(_bytes(array)).cast("B") for array in back]
+    return size, *out, *into, *timed(lambda: blockfile.checksums(pieces))
 
 
 def _out(arrays: list[mx.array], path: Path) -> None:

@@ -28,6 +28,7 @@ from labkit.engine import Policy
 from labkit.engine.capacity import Budget
 from labkit.engine.memory import Estimates
 from labkit.measure import parking, pausing
+from labkit.measure.footprint import raised
 from labkit.measure.guard_cost import guard_cost
 from labkit.models import LoadedModel, Rows, synthetic
 from labkit.models.hybrid import Hybrid
@@ -116,7 +117,8 @@ class Run:
             self.rows["idle"] = rows
 
     def estimates(self) -> None:
-        """What a chunk is said to take against what it took."""
+        """What a chunk is said to take against what it took: of MLX's arrays, and of the process. Of the first chunk
+        the latter counts what is there once and for all, too."""
         known = Estimates(self.loaded, Budget(self.loaded))
         width, model, rows = self.arguments.width, self.loaded.model, []
         caches, start = model.make_caches(), 0
@@ -128,7 +130,7 @@ class Run:
             before = mx.get_active_memory()
             mx.reset_peak_memory()
             begin = time.perf_counter()
-            self._chunk(caches, start, width)
+            process = raised(lambda at=start: self._chunk(caches, at, width))
             seconds, start = time.perf_counter() - begin, start + width
             grown = known.caches(context, width, chunk=width) - (known.caches(context, 0, chunk=1) if context else 0)
             rows.append(
@@ -136,6 +138,7 @@ class Run:
                     "context": context,
                     "chunk": width,
                     "peak_bytes": mx.get_peak_memory() - before,
+                    "process_bytes": process,
                     "estimated_bytes": known.transient(width, context) + grown,
                     "seconds": seconds,
                 }

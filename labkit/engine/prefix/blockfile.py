@@ -184,6 +184,11 @@ def _workers(segments: int) -> Iterator[Callable[..., Callable[[], str]]]:
         yield lambda call, argument: pool.submit(call, argument).result
 
 
+def checksums(pieces: list[bytes | memoryview]) -> str:
+    """What the header of a file with these data says of them: the CRC-32 of each SEGMENT bytes, in hexadecimal."""
+    return "".join(map(_crc, _segments(pieces)))
+
+
 def _crc(segment: list[memoryview]) -> str:
     crc = 0
     for part in segment:

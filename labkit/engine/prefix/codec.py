@@ -73,10 +73,13 @@ class Codec:
     def assemble(self, blocks: Sequence[Record], state: Record | None, tokens: int) -> list[Cache]:
         """Fresh caches after `tokens` tokens, from the by-token layers' blocks in order and all other layers' state."""
         caches = self._make()
-        for index in self.by_token:
-            names = [name for name in blocks[0].tensors if name.startswith(f"{index}.")]
-            room = caches[index].room_for(tokens)
-            whole = {n.partition(".")[2]: _joined([block.tensors[n] for block in blocks], room) for n in names}
+        parts: dict[int, dict[str, list[Tensor]]] = {index: {} for index in self.by_token}
+        for name in blocks[0].tensors if self.by_token else ():
+            layer, _, short = name.partition(".")
+            if layer.isdigit() and int(layer) in parts:
+                parts[int(layer)][short] = [block.tensors[name] for block in blocks]
+        rooms = {index: caches[index].room_for(tokens) for index in self.by_token}
+        for index, whole in _joined(parts, rooms).items():
             caches[index].fill_columns(whole, tokens)
         scalars: dict[str, Any] = json.loads(state.about["scalars"]) if state is not None else {}
         for index in self.whole:
@@ -129,22 +132,36 @@ def _array(tensor: Tensor) -> mx.array:
     return mx.array(np.frombuffer(tensor.whole, dtype=np.uint8)).view(dtype).reshape(tensor.shape)
 
 
-def _joined(tensors: Sequence[Tensor], room: int) -> mx.array:
-    """Tensors [..., tokens, D] behind one another in an array of `room` columns, each byte written once where the host
-    writes the device's memory."""
-    first, tokens = tensors[0], sum(tensor.shape[-2] for tensor in tensors)
-    if not first.nbytes or not shares_memory():
-        parts = [_array(tensor) for tensor in tensors]
-        whole = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-2)
-        mx.eval(whole)  # so that only one layer is there twice
-        return whole
-    dtype = getattr(mx, first.dtype)
-    whole = mx.zeros((*first.shape[:-2], max(room, tokens), first.shape[-1]), dtype)
-    mx.eval(whole)
+def _joined(parts: dict[int, dict[str, list[Tensor]]], rooms: dict[int, int]) -> dict[int, dict[str, mx.array]]:
+    """By layer and name: tensors [..., tokens, D] behind one another in an array of `rooms[layer]` columns, each byte
+    written once where the host writes the device's memory."""
+    if not shares_memory():
+        return {layer: {name: _concatenated(some) for name, some in of.items()} for layer, of in parts.items()}
+    whole = {layer: {name: _room(some, rooms[layer]) for name, some in of.items()} for layer, of in parts.items()}
     # Memory that nobody else has seen: see labkit.caches.host.
-    view, at = np.array(whole.view(_UNSIGNED[dtype.size]), copy=False), 0
-    for tensor in tensors:
-        part = np.frombuffer(tensor.whole, np.uint8).view(view.dtype).reshape(tensor.shape)
-        view[..., at : at + tensor.shape[-2], :] = part
-        at += tensor.shape[-2]
+    views = {
+        (layer, name): array.view(_UNSIGNED[array.dtype.size])
+        for layer, of in whole.items()
+        for name, array in of.items()
+    }
+    mx.eval(whole, views)  # all at once: each wait for the device takes as long as a small array
+    for (layer, name), array in views.items():
+        view, at = np.array(array, copy=False), 0
+        for tensor in parts[layer][name]:
+            part = np.frombuffer(tensor.whole, np.uint8).view(view.dtype).reshape(tensor.shape)
+            view[..., at : at + tensor.shape[-2], :] = part
+            at += tensor.shape[-2]
+    return whole
+
+
+def _room(tensors: Sequence[Tensor], columns: int) -> mx.array:
+    """Zeros for these tensors behind one another, and for further columns."""
+    first, tokens = tensors[0], sum(tensor.shape[-2] for tensor in tensors)
+    return mx.zeros((*first.shape[:-2], max(columns, tokens), first.shape[-1]), getattr(mx, first.dtype))
+
+
+def _concatenated(tensors: Sequence[Tensor]) -> mx.array:
+    parts = [_array(tensor) for tensor in tensors]
+    whole = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-2)
+    mx.eval(whole)  # so that only one layer is there twice
     return whole

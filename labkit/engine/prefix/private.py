@@ -69,7 +69,8 @@ class PrivateChains:
         about = {**scalars, "id": id, "save": save, "shared": json.dumps(list(shared)), "data": json.dumps(data)}
         record = self._chains.record([key], 0, "private", tensors, about)
         self._tiers.unpin(owner)
-        self._tiers.drop(name)
+        if self._tiers.has(name):
+            self._tiers.drop(name)
         refusal = self._tiers.put(name, record, protect=columns, hot=False)
         if refusal is None and not (self._tiers.flush(timeout) and self._tiers.pin(owner, [name])):
             refusal = "not_written"

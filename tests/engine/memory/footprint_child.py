@@ -10,13 +10,13 @@ import dataclasses
 import gc
 import json
 import sys
-from pathlib import Path
 
 import mlx.core as mx
 
 import labkit
 from labkit.engine.capacity import Budget
 from labkit.engine.memory import Estimates
+from labkit.measure.footprint import raised
 from labkit.models import LoadedModel, Rows
 from labkit.models.hybrid.native import NativeHybrid
 from tests.models.hybrid.small import DENSE, config, random_module
@@ -50,12 +50,6 @@ def filled(model: NativeHybrid, rows: int, context: int) -> list:
     return [type(layer[0]).merge(list(layer)) for layer in zip(*caches, strict=True)]
 
 
-def status(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
-
-
 def footprint(model: NativeHybrid, rows: int, chunk: int, context: int) -> int:
     """Bytes by which one forward raised the process at most, its logits and what its caches grew by included."""
     caches = filled(model, rows, context)
@@ -65,11 +59,7 @@ def footprint(model: NativeHybrid, rows: int, chunk: int, context: int) -> int:
     gc.collect()
     settled_memory()
     mx.clear_cache()
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before = status("VmRSS")
-    logits = model(tokens, caches, where).logits
-    mx.eval(logits, [cache.state for cache in caches])
-    return status("VmHWM") - before
+    return raised(lambda: mx.eval(model(tokens, caches, where).logits, [cache.state for cache in caches]))
 
 
 def main() -> None:

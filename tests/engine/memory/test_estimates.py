@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from labkit.engine.capacity import Budget
 from labkit.engine.memory import Estimates
+from labkit.measure.footprint import can_measure
 from labkit.models import Model, Rows
 from labkit.models.hybrid.native import NativeHybrid
 from tests import tiny_models
@@ -131,7 +132,7 @@ PROMPTS_AND_ROWS = [(1, 64, 0), (1, 256, 512), (1, 1, 255), (1, 1, 256), (8, 1, 
 
 
 @ON_A_CPU
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="a process's high-water mark cannot be reset")
+@pytest.mark.skipif(not can_measure(), reason="a process's high-water mark cannot be reset")
 @pytest.mark.parametrize(
     "cases",
     [
