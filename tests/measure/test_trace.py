@@ -220,6 +220,11 @@ def test_records_and_pictures_hold_the_counts(small, tmp_path):
     assert all((tmp_path / f"{name}.svg").stat().st_size > 1000 for name in ("step", "part", "widths"))
 
 
+def test_a_context_that_fits_no_machine_is_refused(small):
+    with pytest.raises(ValueError, match="caches of 1,000,000,000,000 tokens take"):
+        capture(small.model, context=10**12)
+
+
 def test_unknown_targets_are_refused(small):
     with pytest.raises(ValueError, match="target"):
         capture(small.model, target="cuda")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -21,6 +21,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from labkit import devices
+from labkit.caches import Cache, Layout
 from labkit.engine.params import SamplingParams
 from labkit.engine.sampling import RowSampler, choose
 from labkit.measure.end_to_end.fair_line import own_deltanet
@@ -78,11 +79,13 @@ def capture(model: Model, *, context: int = 64, length: int = 1, target: str | N
             this machine's MLX computes it, fast operations and compiled functions spelled out. Default: "metal".
 
     Raises:
-        ValueError: no such target, or a model whose caches do not say their arrays beforehand.
+        ValueError: no such target, a model whose caches do not say their arrays beforehand, or a context whose caches
+            do not fit.
     """
     if target not in (None, "metal", "here"):
         raise ValueError(f'target is "metal" or "here", not {target!r}')
     caches = model.make_caches()
+    _check_room(caches, model.layouts, context)
     if context:
         caches = Filled(model.layouts, context, None).into(caches)
     known = _origins(model) | {_address(a): "cache" for c in caches for a in _held(c)}
@@ -99,6 +102,14 @@ def capture(model: Model, *, context: int = 64, length: int = 1, target: str | N
     with _here() if target == "here" else _as_on_a_gpu():
         mx.export_function(seen.append, step, mx.ones((1, length), dtype=mx.int32))
     return _captured(seen, known, context)
+
+
+def _check_room(caches: Sequence[Cache], layouts: Sequence[Layout | None], context: int) -> None:
+    """The caches are really there, though nothing is computed with them."""
+    pairs = zip(caches, layouts, strict=True)
+    held = sum(type(cache).bytes_of(layout, context) for cache, layout in pairs if layout is not None)
+    if held > (room := devices.this_device().working_set_bytes):
+        raise ValueError(f"caches of {context:,} tokens take {held:,} bytes, and this machine has {room:,}")
 
 
 def record(function: Callable[..., Any], *arguments: mx.array, target: str | None = None) -> Captured:
