@@ -196,6 +196,7 @@ def ends(monkeypatch, capsys, *words):
         ("generate no-such-model x", "no-such-model"),
         ("parity tiny-hybrid --positions 0", "--positions"),
         ("parity tiny-hybrid --prefill -3", "--prefill"),
+        ("parity replay tiny-hybrid --seed -5", "--seed"),
         ("parity tiny-hybrid --text /no/such/text", "/no/such/text"),
         ("trace decode tiny-hybrid --picture step.xyz", "must end in .svg or .png"),
         ("schedule --svg /no/such/folder/a.svg", "/no/such/folder/a.svg"),

@@ -18,7 +18,7 @@ def replay(
     rows: Annotated[int, typer.Option(help="Requests that are worked on at a time.", min=1)] = 8,
     longest: Annotated[int, typer.Option(help="Tokens of the longest prompt.", min=1)] = 24,
     answer: Annotated[int, typer.Option(help="Tokens of the longest answer.", min=1)] = 8,
-    seed: Annotated[int, typer.Option(help="Of the first schedule.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first schedule.")] = 0,
     graph: Annotated[
         Literal["adapter", "specialised", "native"], typer.Option(help="Whose graph the engine runs.")
     ] = "adapter",
