@@ -80,12 +80,13 @@ def measure(
     sizes = dict.fromkeys(("memory_bytes", "disk_bytes", "queue_bytes"), budget_bytes)
     retention = Retention(budget_bytes=budget_bytes)
     with PrefixStore(loaded, folder, width=width, keep_free_bytes=0, retention=retention, **sizes) as store:
+        _compute(loaded, tokens[:width], width)  # compiles
         # One pass tells how far the time reaches: it is computed once more for each round, and once to commit.
         limit = None if seconds is None else seconds / (rounds + 2)
         prefill, _ = _compute(loaded, tokens, width, limit=limit)
         lengths = [length for length in lengths if length in prefill]
         tokens = tokens[: lengths[-1]] if lengths else []
-        for _ in range(rounds):  # the first pass also compiled
+        for _ in range(rounds):
             again, _ = _compute(loaded, tokens, width)
             prefill = {length: min(prefill[length], again[length]) for length in lengths}
         _, committed = _compute(loaded, tokens, width, store)
