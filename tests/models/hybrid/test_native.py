@@ -207,6 +207,23 @@ def test_a_part_of_padded_input_is_refused_before_any_layer_has_committed(graph)
     assert mx.allclose(after, model(prompt(1, 3, batch=2), fresh, Rows.batch([3, 3])).logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_of_a_batch_keep_different_parts_of_their_drafts(threads):
+    model, kept = native("sparse", 4, threads), [1, 5, 3]
+    caches, rows = model.make_caches(3), Rows.batch([6] * 3)
+    tokens, draft, after = prompt(6, 1, batch=3), prompt(5, 2, batch=3), prompt(1, 3, batch=3)
+    model(tokens, caches, Rows.batch([0] * 3), logits=None)
+    for cache in caches:
+        cache.checkpoint()
+    model(draft, caches, rows, logits=None)
+    for cache in caches:
+        cache.commit(kept)
+    together = model(after, caches, Rows.batch([6 + n for n in kept])).logits
+    for row, n in enumerate(kept):
+        whole_row = mx.concatenate([tokens[row], draft[row, :n], after[row]])[None]
+        assert mx.array_equal(together[row], whole(model, whole_row)[0][0, -1:])
+
+
 def test_only_what_is_asked_for():
     model = native()
     tokens, rows = prompt(7, 3, batch=2), Rows.batch([0, 0])
