@@ -158,11 +158,13 @@ def _fetch(hub_id: str) -> Path:
 
 def _choose_graph(config: dict[str, Any], graph: Graph, dtype: mx.Dtype | None, invariant: bool) -> Graph:
     """Who computes this checkpoint. Raises LoadError if a graph was asked for that does not cover it."""
+    if graph == "adapter":
+        if invariant:
+            raise LoadError("mlx-lm's graph has no invariant mode: leave out graph, or take labkit's own")
+        return graph
     from labkit.models.hybrid.config import HybridConfig
 
     device = devices.this_device().kind
-    if invariant and graph == "adapter":
-        raise LoadError("mlx-lm's graph has no invariant mode: leave out graph, or take labkit's own")
     if invariant and graph == "auto":
         graph = "native" if device == "cpu" and dtype in (None, mx.float32) else "specialised"
     if graph in ("specialised", "native"):
