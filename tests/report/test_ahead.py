@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.report import ahead, runner
+from labkit.resources import notebooks_folder
 
 
 @pytest.fixture
@@ -56,6 +57,12 @@ def test_one_that_goes_on_is_ended(notebooks, tmp_path: Path, monkeypatch: pytes
     graph.end()
     assert process.returncode
     assert not graph.busy
+
+
+def test_every_committed_notebook_whose_model_it_computes_waits() -> None:
+    waits = {path.stem[:2] for path in notebooks_folder().glob("*.ipynb") if ahead.loads_model(path)}
+    assert {"02", "13", "25", "32"} <= waits  # by a name, a subject, an invariant mode, a small random model
+    assert not {"04", "34"} & waits  # kernels alone; mlx-lm's module alone
 
 
 class Started(Exception):
