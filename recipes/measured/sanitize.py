@@ -58,7 +58,8 @@ def shares(tests: Sequence[str], jobs: int) -> list[list[str]]:
 
 def findings(text: str) -> list[str]:
     """What the sanitizer said beside its greeting and a summary of nothing."""
-    lines = [line.strip() for line in re.findall(r"^={9}(?!=)(.*)$", text, re.MULTILINE)]  # pytest's rules are longer
+    # Behind pytest's dots too; its own rules are longer.
+    lines = [line.strip() for line in re.findall(r"(?<!=)={9}(?!=)(.*)$", text, re.MULTILINE)]
     quiet = ("COMPUTE-SANITIZER", "ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards")
     return [line for line in lines if line and not line.startswith(quiet)]
 

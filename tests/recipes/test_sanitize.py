@@ -28,6 +28,7 @@ def test_every_test_is_dealt_out_once_and_what_may_hang_comes_last() -> None:
 def test_a_finding_is_any_line_but_the_greeting_and_an_empty_summary() -> None:
     assert sanitize.findings("========= COMPUTE-SANITIZER\n..\n========= ERROR SUMMARY: 0 errors\n") == []
     assert sanitize.findings("================== short test summary info ==================") == []
+    assert sanitize.findings("..========= Error: Race reported\n.") == ["Error: Race reported"]
     assert sanitize.findings("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)") == []
     assert sanitize.findings(SAID.format(summary="========= ERROR SUMMARY: 2 errors")) == [
         "Invalid __global__ read of size 4 bytes",
