@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.engine.capacity import Budget
@@ -52,6 +52,7 @@ def known(request) -> Estimates:
     return estimates(GRAPHS[request.param]())
 
 
+@settings(max_examples=40)
 @given(a=LENGTHS, b=LENGTHS, more=st.integers(0, 3000), chunk=st.integers(1, 512))
 def test_needs_are_monotone_in_every_argument(known, a, b, more, chunk):
     assert known.need(a, b, chunk=chunk) <= known.need(a + more, b, chunk=chunk)
