@@ -28,6 +28,7 @@ def test_every_test_is_dealt_out_once_and_what_may_hang_comes_last() -> None:
 def test_a_finding_is_any_line_but_the_greeting_and_an_empty_summary() -> None:
     assert sanitize.findings("========= COMPUTE-SANITIZER\n..\n========= ERROR SUMMARY: 0 errors\n") == []
     assert sanitize.findings("================== short test summary info ==================") == []
+    assert sanitize.findings("========= 1 failed, 4 passed, 2 skipped, 1 warning in 97.13s (0:01:37) =========") == []
     assert sanitize.findings("..========= Error: Race reported\n.") == ["Error: Race reported"]
     assert sanitize.findings("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)") == []
     assert sanitize.findings(SAID.format(summary="========= ERROR SUMMARY: 2 errors")) == [
@@ -35,6 +36,38 @@ def test_a_finding_is_any_line_but_the_greeting_and_an_empty_summary() -> None:
         "at custom_kernel_few_rows+0x10",
         "ERROR SUMMARY: 2 errors",
     ]
+
+
+LOST = "========= Internal Sanitizer Error: Detected a failure to track a kernel launch."
+
+
+def test_what_ran_after_the_sanitizer_lost_track_is_untracked() -> None:
+    tests = [f"gates.py::test_cuda[{name}]" for name in ("few_rows", "few_rows_tensor", "argmax", "full_layer")]
+    log = f"{tests[0]} PASSED [ 25%]\n{tests[1]} {LOST}\n=========\nPASSED [ 50%]\n{tests[2]} "
+    assert sanitize.untracked(log, tests) == {tests[1], tests[2]}
+    assert sanitize.untracked(f"{LOST}\n{tests[0]} PASSED\n", tests) == {tests[0]}
+    assert sanitize.untracked(log.replace(LOST, ""), tests) == set()
+
+
+def test_a_test_that_passed_untracked_is_no_pass(tmp_path) -> None:
+    """Stands for the sanitizer: of two tests that pass it loses track in the second, and counts that as a hazard."""
+    script = tmp_path / "sanitizer.py"
+    script.write_text(
+        "import json, pathlib, sys\n"
+        "listed = pathlib.Path(sys.argv[sys.argv.index('--job') + 1])\n"
+        "one, two = json.loads(listed.read_text())\n"
+        f"print('========= COMPUTE-SANITIZER', one + ' PASSED', two + ' {LOST}', 'PASSED', sep='\\n')\n"
+        "print('========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)')\n"
+        "rows = [json.dumps({'test': test, 'outcome': 'passed'}) for test in (one, two)]\n"
+        "listed.with_suffix('.jsonl').write_text('\\n'.join(rows))\n"
+    )
+    ran = sanitize.run([sys.executable, str(script)], "racecheck", ["a::b", "a::c"], 1, seconds=600)
+    assert [row["outcome"] for row in ran["rows"]] == ["passed", "untracked"]
+    assert ran["findings"] == [
+        "a::c: Internal Sanitizer Error: Detected a failure to track a kernel launch.",
+        "RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)",
+    ]
+    assert len(ran["logs"]) == 1
 
 
 def test_what_a_process_did_before_it_died_counts(tmp_path) -> None:
