@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -129,6 +130,7 @@ def footprints(*cases: tuple[str, int, list[tuple[int, int, int]]]) -> list[list
     return json.loads(run.stdout.splitlines()[-1])
 
 
+MANY = list(itertools.product((1, 3), (1, 2, 31, 32, 96, 500), (0, 256, 2048)))
 PROMPTS_AND_ROWS = [(1, 64, 0), (1, 256, 512), (1, 1, 255), (1, 1, 256), (8, 1, 256), (4, 64, 256)]
 
 
@@ -139,13 +141,7 @@ PROMPTS_AND_ROWS = [(1, 64, 0), (1, 256, 512), (1, 1, 255), (1, 1, 256), (8, 1, 
     [
         pytest.param([("tiny-hybrid", 2, PROMPTS_AND_ROWS), ("dense", 1, [(1, 256, 256), (4, 1, 256)])], id="some"),
         pytest.param(
-            [
-                ("tiny-hybrid", threads, [(rows, chunk, context)])
-                for threads in (1, 2, 3)
-                for rows in (1, 3)
-                for chunk in (1, 2, 31, 32, 96, 500)
-                for context in (0, 256, 2048)
-            ],
+            [(kind, threads, MANY) for kind in ("tiny-hybrid", "dense") for threads in (1, 2, 3)],
             marks=pytest.mark.nightly,
             id="many",
         ),
