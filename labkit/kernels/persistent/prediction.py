@@ -1,7 +1,7 @@
 """What a step's launches should take on an H200, from their number, the bytes they move and the barriers within them.
 
-The figures are of launches, barriers and streams measured apart. The device's part is a bound: a layer in one launch took
-it three times as long (README.md says what was measured).
+The figures are of launches, barriers and streams measured apart. The device's part is a bound: a layer in one launch
+took it three times as long (README.md says what was measured).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BARRIER = 1.3e-6
 """Seconds of a grid-wide barrier: 1.2 to 1.4 us."""
 
 LAUNCH = 12e-6
-"""Seconds of the host's time for a launch, of a fill as of a kernel: 275 of them took 3.4 ms of a step, what MLX does for
-each operation between them inside (data/measured/h200_step_timeline.json)."""
+"""Seconds of the host's time for a launch, of a fill as of a kernel: 275 of them took 3.4 ms of a step, what MLX does
+for each operation between them inside (data/measured/h200_step_timeline.json)."""
 
 
 @dataclass(frozen=True)
