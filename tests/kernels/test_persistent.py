@@ -98,19 +98,6 @@ def test_a_grid_barrier_taken_out_of_a_layer_is_found(entry, place):
     assert any(fault.kind.startswith("race") for fault in run.faults), str(run)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("entry", find_entries([f"{k}_tensor" for k in ("sparse_half", "linear_layer", "full_layer")]))
-def test_reads_that_travel_through_threadgroup_memory_give_the_same_bits(entry):
-    staged = replace(entry.kernel.text, header="#define LABKIT_STAGED 1\n" + entry.kernel.text.header)
-    for case in entry.cases:
-        launch = case.make(BF16)
-        run = simulator.run(staged, launch, check=True, resident=True)
-        assert run.clean, f"{case.label}: {run}"
-        want = entry.parts(launch, simulator.run(entry.kernel.text, launch, resident=True).outputs)
-        for name, got in entry.parts(launch, run.outputs).items():
-            assert mx.array_equal(got, want[name]), f"{case.label}: {name}"
-
-
 # --- what lives at once -----------------------------------------------------------------------------------------------
 
 

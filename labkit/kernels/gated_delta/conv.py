@@ -47,25 +47,17 @@ def check_layer(
     a_log: mx.array,
     dt_bias: mx.array,
     dims: tuple,
+    rows: tuple[int, int] | None = None,
 ) -> tuple[Shape, mx.array]:
-    """The sizes of a layer's call, and its conv weight as [C, 4]. Raises ValueError if something does not fit."""
-    if qkv.ndim != 3:
-        raise ValueError(f"qkv is [B, T, C], not {qkv.shape}")
-    return check_rows(qkv, qkv.shape[:2], a, b, tail, weight, a_log, dt_bias, dims)
+    """The sizes of a layer's call, and its conv weight as [C, 4]. Raises ValueError if something does not fit.
 
-
-def check_rows(
-    qkv: mx.array,
-    rows: tuple[int, int],
-    a: Part,
-    b: Part,
-    tail: mx.array,
-    weight: mx.array,
-    a_log: mx.array,
-    dt_bias: mx.array,
-    dims: tuple,
-) -> tuple[Shape, mx.array]:
-    """`check_layer` for B rows of T tokens, however qkv's leading dimensions say it."""
+    Args:
+        rows: (B, T) of a qkv whose tokens lie flat; by default its leading dimensions.
+    """
+    if rows is None:
+        if qkv.ndim != 3:
+            raise ValueError(f"qkv is [B, T, C], not {qkv.shape}")
+        rows = qkv.shape[:2]
     hk, hv, dk, dv = dims
     shape = Shape(*rows, hk, hv, dk, dv)
     check_activations(qkv.dtype)

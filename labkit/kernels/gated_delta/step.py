@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from labkit.kernels.door import takes_arrays
 from labkit.kernels.gated_delta import joined, native, reference
-from labkit.kernels.gated_delta.conv import check_rows
+from labkit.kernels.gated_delta.conv import check_layer
 from labkit.kernels.gated_delta.joined import Part
 from labkit.kernels.gated_delta.recurrence import PACKED
 from labkit.kernels.gated_delta.shapes import DELTA, check_spans, expect
@@ -68,7 +68,7 @@ def step_call(
     if not flat and qkv.ndim != 3:
         raise ValueError(f"qkv is [B, T, C] or [B * T, C], not {qkv.shape}")
     rows = (batch, qkv.shape[0] // batch) if flat else qkv.shape[:2]
-    shape, weight = check_rows(qkv, rows, a, b, tail, weight, a_log, dt_bias, (*heads, *dims))
+    shape, weight = check_layer(qkv, a, b, tail, weight, a_log, dt_bias, (*heads, *dims), rows)
     spanned, spans = spans is not None, check_spans(spans, shape.batch, shape.length)
     staged = shape.length * (2 * shape.dk + shape.dv + 2) * 4
     if shape.length > MAX_TOKENS or staged > 32 * 1024:

@@ -16,8 +16,8 @@ from labkit.kernels.quantized_matmul.launches import (
     columns_of,
     row_kernels,
     split_for,
-    staged_split_for,
     stages_for,
+    tensor_split_for,
     tile_kernels,
 )
 from labkit.kernels.quantized_matmul.packed import Packed
@@ -228,7 +228,7 @@ def _gate_up(
     _same_shape(gate, up)
     _check(x, gate, form, "x", up)
     steps = -(-gate.k * gate.bits // 512)
-    chosen = staged_split_for(steps, parts=2) if form == "tensor" else split_for(steps, in_flight=2)
+    chosen = tensor_split_for(steps, parts=2) if form == "tensor" else split_for(steps, in_flight=2)
     simds, unroll = simds or chosen[0], unroll or chosen[1]
     rows = x.shape[0] * slots
     return {
@@ -271,7 +271,7 @@ def decode_down_call(
         )
     shared, factor, has_shared = _shared(shared, factor, tokens, down.n, hidden.dtype)
     steps = k * -(-down.k * down.bits // 512)
-    chosen = staged_split_for(steps) if form == "tensor" else split_for(steps)
+    chosen = tensor_split_for(steps) if form == "tensor" else split_for(steps)
     simds, unroll = simds or chosen[0], unroll or chosen[1]
     return {
         "inputs": [hidden, *down.arrays, indices, weights, shared, factor],

@@ -25,7 +25,7 @@ FEW_ROWS_SIZES = ((1, 2048, 3), (1, 12288, 6), (1, 248320, 91), (4, 12288, 7), (
 MANY_ROWS_SIZES = ((64, 12288, 25), (512, 12288, 90), (4096, 12288, 690))
 K = 2048
 
-# Of the form "tensor" at most 24 KB in flight: see `launches.staged_split_for`.
+# Of the form "tensor" at most 16 steps in flight: see `launches.tensor_split_for`.
 FEW_ROWS_CONFIGURATIONS = (
     ("tensor", {"parts": 1, "simds": 4, "unroll": 4}),
     ("tensor", {"parts": 1, "simds": 8, "unroll": 2}),

@@ -157,9 +157,8 @@ struct FewRowsByTensor {
   static constexpr int TILES = (M * PER_STEP + 7) / 8;                                  // tensor tiles of 8 columns
   static constexpr bool PAIRS = GROUPS % 2 == 0;                                        // scales of a row are whole words
   using Reads = LaneReads<UNROLL * PARTS * 2, PAIRS ? UNROLL * PARTS * 4 : 0, (SLICE > UNROLL ? 2 : 1)>;
-  static constexpr uint READS = SIMDS * Reads::MEMORY;
   static constexpr uint SUMS = SLOTS * M * SEGMENTS;
-  static constexpr int MEMORY = READS + SUMS + SIMDS * PARTS * 16 * M;
+  static constexpr int MEMORY = SUMS + SIMDS * PARTS * 16 * M;
 
   struct Chunk {  // what UNROLL steps read; of scales and biases a pair, for this lane's two columns of results
     uint4 words[UNROLL][PARTS][2];
@@ -205,7 +204,6 @@ struct FewRowsByTensor {
         }
       }
     }
-    reads.sent();
   }
 
   // A pair of groups as sent for; where a step has one group, that one twice.
@@ -265,9 +263,7 @@ struct FewRowsByTensor {
     uint r = lane / 4, c = lane % 4;
     uint end = min((simdgroup + 1) * SLICE, STEPS);
     Reads reads;
-    reads.open((threadgroup uint*)memory + simdgroup * Reads::MEMORY, lane);
     send(reads, 0, parts, expert, simdgroup * SLICE, end, lane);
-    memory += READS;
     sum_segments(x, slot_stride, memory, simdgroup * 32 + lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -278,12 +274,7 @@ struct FewRowsByTensor {
 #pragma unroll 1
     for (uint batch = 0; batch * UNROLL < SLICE; batch++) {
       uint first = simdgroup * SLICE + batch * UNROLL;
-      if (SLICE > UNROLL && (batch + 1) * UNROLL < SLICE) {
-        send(reads, batch + 1, parts, expert, first + UNROLL, end, lane);
-        reads.template arrived<1>();
-      } else {
-        reads.template arrived<0>();
-      }
+      if (SLICE > UNROLL && (batch + 1) * UNROLL < SLICE) send(reads, batch + 1, parts, expert, first + UNROLL, end, lane);
       Chunk chunk;
       take(chunk, reads, batch, parts, expert, first, end, lane);
 #pragma unroll
@@ -379,7 +370,7 @@ struct FewRowsByTensor {
 
   static METAL_FUNC float at(threadgroup const float* memory, uint part, uint row, uint m) {
     float sum = 0.0f;
-    for (int s = 0; s < SIMDS; s++) sum += memory[READS + SUMS + ((s * PARTS + part) * 16 + row) * M + m];
+    for (int s = 0; s < SIMDS; s++) sum += memory[SUMS + ((s * PARTS + part) * 16 + row) * M + m];
     return sum;
   }
 };

@@ -146,16 +146,11 @@ template <int COPIES, int STAGES> struct AsyncCopies {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint>(__cvta_generic_to_shared(to))), "l"(from),
                  "r"(valid ? 16 : 0) : "memory");
   }
-  METAL_FUNC void copy_word(threadgroup uint* to, const device uint* from, bool valid) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(static_cast<uint>(__cvta_generic_to_shared(to))), "l"(from),
-                 "r"(valid ? 4 : 0) : "memory");
-  }
   METAL_FUNC void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
   template <int LEFT> METAL_FUNC void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 #else
   uint4 data[STAGES][COPIES];
   threadgroup uint4* target[STAGES][COPIES];
-  threadgroup uint* word_target[STAGES][COPIES];  // of a copy of one word, else null
   int count[STAGES];
   int oldest = 0, newest = 0, filling = 0;
   METAL_FUNC void copy(threadgroup uint4* to, const device uint4* from, bool valid) {
@@ -163,15 +158,7 @@ template <int COPIES, int STAGES> struct AsyncCopies {
 #if defined(LABKIT_SIMULATOR)
     *to = four_words(~0u, ~0u, ~0u, ~0u);  // may land as early as now: who still reads what was there is in a race
 #endif
-    word_target[newest % STAGES][filling] = nullptr;
     target[newest % STAGES][filling++] = to;
-  }
-  METAL_FUNC void copy_word(threadgroup uint* to, const device uint* from, bool valid) {
-    data[newest % STAGES][filling].x = valid ? *from : 0;
-#if defined(LABKIT_SIMULATOR)
-    *to = ~0u;
-#endif
-    word_target[newest % STAGES][filling++] = to;
   }
   METAL_FUNC void commit() {
     count[newest++ % STAGES] = filling;
@@ -179,57 +166,27 @@ template <int COPIES, int STAGES> struct AsyncCopies {
   }
   template <int LEFT> METAL_FUNC void wait() {
     for (; oldest + LEFT < newest; oldest++) {
-      for (int i = 0; i < count[oldest % STAGES]; i++) {
-        int batch = oldest % STAGES;
-        if (word_target[batch][i]) *word_target[batch][i] = data[batch][i].x;
-        else *target[batch][i] = data[batch][i];
-      }
+      int batch = oldest % STAGES;
+      for (int i = 0; i < count[batch]; i++) *target[batch][i] = data[batch][i];
     }
   }
 #endif
 };
 
 //@provides LaneReads
-// What a lane reads for itself, or zeros where nothing is wanted: SIXTEENS pieces of 16 bytes and FOURS of 4 a batch, BATCHES batches in flight. NVIDIA's compiler
-// puts a load off until shortly before its result is used, so that a simdgroup waits for one after the other; copies to threadgroup
-// memory leave where the text says so. A lane reads back only what it sent for, which takes no barrier. Elsewhere the batches wait
-// in registers. (LABKIT_STAGED: the other way too, in the simulator.)
+// What a lane reads for itself, or zeros where nothing is wanted: SIXTEENS pieces of 16 bytes and FOURS of 4 a batch, BATCHES
+// batches in flight, which wait in registers.
 template <int SIXTEENS, int FOURS, int BATCHES> struct LaneReads {
-#if defined(LABKIT_STAGED)
-  static constexpr int MEMORY = BATCHES * 32 * (4 * SIXTEENS + FOURS);  // words of threadgroup memory, of a simdgroup
-  AsyncCopies<SIXTEENS + FOURS, BATCHES> copies;
-  threadgroup uint* memory;
-  uint lane;
-  // `memory_` is aligned to 16 bytes.
-  METAL_FUNC void open(threadgroup uint* memory_, uint lane_) { memory = memory_, lane = lane_; }
-  METAL_FUNC threadgroup uint4* piece(uint batch, int i) {
-    return (threadgroup uint4*)memory + (batch % BATCHES * SIXTEENS + i) * 32 + lane;
-  }
-  METAL_FUNC threadgroup uint* word(uint batch, int i) {
-    return memory + BATCHES * SIXTEENS * 128 + (batch % BATCHES * FOURS + i) * 32 + lane;
-  }
-  METAL_FUNC void send16(uint batch, int i, const device uint4* from, bool wanted) { copies.copy(piece(batch, i), from, wanted); }
-  METAL_FUNC void send4(uint batch, int i, const device uint* from, bool wanted) { copies.copy_word(word(batch, i), from, wanted); }
-  METAL_FUNC void sent() { copies.commit(); }
-  template <int LEFT> METAL_FUNC void arrived() { copies.template wait<LEFT>(); }
-  METAL_FUNC uint4 get16(uint batch, int i) { return *piece(batch, i); }
-  METAL_FUNC uint get4(uint batch, int i) { return *word(batch, i); }
-#else
-  static constexpr int MEMORY = 0;
   uint4 pieces[BATCHES][SIXTEENS];
   uint words[BATCHES][FOURS > 0 ? FOURS : 1];
-  METAL_FUNC void open(threadgroup uint*, uint) {}
   METAL_FUNC void send16(uint batch, int i, const device uint4* from, bool wanted) {
     pieces[batch % BATCHES][i] = wanted ? *from : four_words(0, 0, 0, 0);
   }
   METAL_FUNC void send4(uint batch, int i, const device uint* from, bool wanted) {
     words[batch % BATCHES][i] = wanted ? *from : 0;
   }
-  METAL_FUNC void sent() {}
-  template <int LEFT> METAL_FUNC void arrived() {}
   METAL_FUNC uint4 get16(uint batch, int i) { return pieces[batch % BATCHES][i]; }
   METAL_FUNC uint get4(uint batch, int i) { return words[batch % BATCHES][i]; }
-#endif
 };
 
 //@provides swiglu
