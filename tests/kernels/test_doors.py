@@ -138,6 +138,13 @@ VALID: dict[str, Callable[[], dict]] = {
         "eps": 1e-6,
     },
     "fused.output_gate": lambda: {"attended": normal(1, 2, 3, 64), "q_gate": normal(1, 3, 2, 128)},
+    "fused.place_columns": lambda: {
+        "before": whole(9),
+        "settled": whole(4),
+        "batch": 2,
+        "length": 1,
+        "padding": whole(0, 3),
+    },
     "fused.qk_norm_rope": lambda: {"queries": normal(1, 2, 2, 64), "keys": normal(1, 2, 1, 64), **norms()},
     "fused.residual_rms_norm": lambda: {"x": normal(64), "residual": normal(64), "weight": normal(64), "eps": 1e-6},
     "gated_delta.chunked": rule,

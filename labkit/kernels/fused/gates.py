@@ -6,13 +6,15 @@ import mlx.core as mx
 
 from labkit.kernels.fused import (
     NORM_PROJECT,
+    PLACE_COLUMNS,
     RESIDUAL_RMS_NORM,
     norm_project_call,
+    place_columns_call,
     residual_rms_norm_call,
 )
 from labkit.kernels.fused.chains_gates import CHAIN_ENTRIES, SCORED
 from labkit.kernels.quantized_matmul.packed import Packed
-from labkit.kernels.registry import Bench, Case, Entry
+from labkit.kernels.registry import Bench, Case, Entry, Tolerance
 from labkit.kernels.signature import Launch
 
 
@@ -27,6 +29,12 @@ def _project(form: str, rows: int, n: int, dim: int, bits: int, group: int, dtyp
     weight = mx.random.uniform(0.5, 1.5, (dim,)).astype(dtype)
     weights = Packed.quantize((mx.random.normal((n, dim)) * dim**-0.5).astype(dtype), group, bits)
     return NORM_PROJECT[form].launch(**norm_project_call(x, residual, weight, 1e-6, weights, form, **options))
+
+
+def _columns(batch: int, length: int, padded: bool) -> Launch:
+    settled, tail, most = (mx.random.randint(0, high, (1,)) for high in (1000, 200, 9))
+    padding = mx.random.randint(0, most.item() + 1, (batch,)) if padded else None
+    return PLACE_COLUMNS.launch(**place_columns_call(settled + tail, settled, batch, length, padding))
 
 
 def _add_norm_multiply(launch: Launch) -> list[mx.array]:
@@ -90,6 +98,17 @@ ENTRIES = [
             ("plain", "lanes", (mx.float32, mx.float16, mx.bfloat16)),
             ("tensor", "tensor cores", (mx.float16, mx.bfloat16)),
         )
+    ),
+    Entry(
+        PLACE_COLUMNS,
+        cases=(
+            Case("9 padded rows of 3 tokens", lambda _: _columns(9, 3, True)),
+            Case("1 row of 1 token", lambda _: _columns(1, 1, False)),
+            Case("2 rows of 2 tokens", lambda _: _columns(2, 2, False)),
+        ),
+        summary="the columns that new tokens see and leave",
+        dtypes=(mx.int32,),
+        tolerance={mx.int32: Tolerance(0, 0)},
     ),
     *CHAIN_ENTRIES,
 ]

@@ -23,3 +23,14 @@ def norm_project(launch: Launch) -> list[mx.array]:
     x, residual, weight, eps = launch.inputs[:4]
     hidden, normed = residual_rms_norm(replace(launch, inputs=(x, residual, weight, eps, None)))
     return [hidden, normed.astype(x.dtype).astype(mx.float32) @ packed_of(launch, 4).dequantize().T]
+
+
+def place_columns(launch: Launch) -> list[mx.array]:
+    """First, last, settled and write, behind each other."""
+    before, settled, padding, _, length = launch.inputs
+    options, words = dict(launch.template), launch.output_shapes[0][0]
+    times = options["REPEATED"]
+    index = mx.arange(words // 2 - times, dtype=mx.int32)
+    first = padding[index // length] if options["PADDED"] else mx.zeros_like(index)
+    same = [mx.broadcast_to(count, (times,)) for count in (settled, before - settled)]
+    return [mx.concatenate([first, before + 1 + index % length, *same])]

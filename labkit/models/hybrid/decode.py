@@ -16,7 +16,7 @@ import mlx.core as mx
 from labkit.caches import BatchedContiguous, Cache
 from labkit.caches.paged import PagedCache
 from labkit.caches.paged_rows import int32s
-from labkit.kernels.placement import on_device
+from labkit.kernels.fused import place_columns
 from labkit.kernels.targets import device_target
 from labkit.models.contract import Output
 from labkit.models.hybrid import attention_layer, delta_layer, persistent
@@ -41,7 +41,6 @@ class FewTokens:
     def __init__(self, graph: Graph):
         self._graph = graph
         self._compiled: dict[tuple, Callable[..., Any]] = {}
-        self._tables: dict[tuple[int, int], list[mx.array]] = {}
 
     def __call__(
         self, x: mx.array, caches: list[Cache], step: Step, *, logits: str | None, hidden: bool, given: bool
@@ -74,7 +73,7 @@ class FewTokens:
         def compute(arrays: list[mx.array], spans: list[mx.array], memory: list[tuple]) -> tuple[tuple, list[tuple]]:
             x, positions, *counts = arrays
             batch, length = x.shape[:2]
-            columns = Columns(*counts) if paged else _columns(*counts, length=length)
+            columns = Columns(*(counts if paged else place_columns(*counts[:2], batch, length, *counts[2:])))
             now = replace(step, batch=batch, length=length, positions=positions, columns=columns)
             now = replace(now, spans=spans[0] if spans else None)
             after = list(memory)
@@ -126,8 +125,8 @@ class FewTokens:
         return Columns(int32s((0,) * len(last)), int32s(last), rows.finished(), int32s(tuple(rows.held()))[:, None])
 
     def _counts(self, caches: list[Cache], step: Step) -> list[mx.array]:
-        """int32 [1] each: the columns before this step, and those of them that are settled; what a step's columns are
-        of both (`_table`); the rows' padding [B] if they have some. Every attention layer has taken the same tokens.
+        """int32 [1] each: the columns before this step, and those of them that are settled; the rows' padding [B] if
+        they have some. Every attention layer has taken the same tokens.
 
         Two arrays of one number: MLX on CUDA makes longer ones in pages that move to the GPU when it first reads them,
         110 us of a step on an H200.
@@ -142,46 +141,13 @@ class FewTokens:
                 found = {cache.open_tail(step.length)[2].settled for cache in attending}
             filled, (settled,) = attending[0].size(), found
             padding = [attending[0].left_padding] if isinstance(attending[0], BatchedContiguous) else []
-        numbers = [mx.array([number], dtype=mx.int32) for number in (filled, settled)]
-        return [*numbers, *self._table(step.batch, step.length), *padding]
-
-    def _table(self, batch: int, length: int) -> list[mx.array]:
-        """int32 [2 B L + 16] each: how often the columns before the step count, how often the settled ones, and what is
-        added: for each token's first column; for its last; for what has settled and for where to write, eight times
-        each: wide enough to lie in a GPU's memory."""
-        if (batch, length) not in self._tables:
-            tokens = batch * length
-            before = [0] * tokens + [1] * tokens + [0] * 8 + [1] * 8
-            settled = [0] * (2 * tokens) + [1] * 8 + [-1] * 8
-            more = [0] * tokens + [1 + index % length for index in range(tokens)] + [0] * 16
-            self._tables[batch, length] = [
-                on_device(mx.array(part, dtype=mx.int32)) for part in (before, settled, more)
-            ]
-        return self._tables[batch, length]
+        return [*(mx.array([number], dtype=mx.int32) for number in (filled, settled)), *padding]
 
 
-_COUNTS = 5
+_COUNTS = 2
 """Arrays that `_counts` gives rows without padding."""
 
 
 def _present(arrays: tuple) -> tuple:
     """A layer's memory without the table that only a paged cache has, its last."""
     return tuple(arrays) if arrays[-1] is not None else arrays[:-1]
-
-
-def _columns(
-    before: mx.array,
-    settled: mx.array,
-    of_before: mx.array,
-    of_settled: mx.array,
-    more: mx.array,
-    padding: mx.array | None = None,
-    *,
-    length: int,
-) -> Columns:
-    tokens = (more.size - 16) // 2
-    placed = before * of_before + settled * of_settled + more  # one launch, once compiled
-    first, last, settled, write = mx.split(placed, [tokens, 2 * tokens, 2 * tokens + 8])
-    if padding is not None:
-        first = padding if length == 1 else mx.repeat(padding, length)
-    return Columns(first, last, settled, write)

@@ -1,0 +1,10 @@
+// Behind each other: each token's first column, and its last; how many columns have settled, and where to write, REPEATED times each.
+uint at = thread_position_in_grid.x, count = tokens, end = 2 * count;
+int filled = before[0], standing = settled[0];
+if (at < count) {
+  placed[at] = PADDED ? padding[at / length] : 0;
+} else if (at < end) {
+  placed[at] = filled + 1 + static_cast<int>((at - count) % length);
+} else if (at < end + 2 * REPEATED) {
+  placed[at] = at < end + REPEATED ? standing : filled - standing;
+}
