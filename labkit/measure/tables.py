@@ -22,6 +22,7 @@ class MeasuredTable:
         name: the file's name in `data/measured`, without its ending.
         device: such as "NVIDIA H200". commit: of labkit. date: of the run. versions: of the packages that took part.
         rows: one a measurement, as the bench wrote it: `name`, `shape`, `us` (microseconds) and more.
+        note: what a reader must know of the run beside that, or "".
     """
 
     name: str
@@ -30,6 +31,7 @@ class MeasuredTable:
     date: str
     versions: Mapping[str, str]
     rows: tuple[Mapping[str, Any], ...]
+    note: str = ""
 
     @property
     def label(self) -> str:
@@ -88,5 +90,9 @@ def read(path: Path) -> MeasuredTable:
         raise ValueError(f"{path.name} lacks {', '.join(missing)}: a figure without them cannot be shown")
     versions = {key: content[key] for key in _VERSIONS if key in content}
     return MeasuredTable(
-        path.stem, content["device"], content["commit"], content["date"], versions, tuple(content["rows"])
+        path.stem,
+        *(content[key] for key in ("device", "commit", "date")),
+        versions,
+        tuple(content["rows"]),
+        content.get("note", ""),
     )

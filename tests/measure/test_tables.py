@@ -42,7 +42,9 @@ def test_a_lookup_finds_one_row_none_or_refuses(tmp_path: Path) -> None:
     assert table.find(name="a", shape="8K")["us"] == 2
     assert table.find(name="b") is None
     assert table.find(nothing=1) is None
-    assert table.versions == {"mlx": "1"}
+    assert (table.versions, table.note) == ({"mlx": "1"}, "")
+    noted = _write(tmp_path, device="GPU", commit="abc", date="2026-01-01", note="alone", rows=rows)
+    assert tables.read(noted).note == "alone"
     with pytest.raises(ValueError, match="2 rows of some fit"):
         table.find(name="a")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from labkit.kernels.attention import Tail, decode_rows
 from labkit.kernels.attention.reference import attention
-from labkit.kernels.device_clock import device_times, with_device_time
+from labkit.kernels.device_clock import DeviceTime, device_times, with_device_time
 from labkit.kernels.queued import copies_for
 from labkit.kernels.targets import device_target
 
@@ -32,6 +32,13 @@ PROBLEMS = (
     ("1 row of 128K", (131072,), 111),
 )
 PAGES = (16, 8, 32, 64, 256)
+LAUNCHES, ROUNDS = 48, 7
+DEFAULT = f"pages of {PAGES[0]}"
+ONE_BUFFER = "one buffer a row"
+GATHERING = ("gather, then our kernel", "gather, then MLX's")
+
+Way = Callable[[tuple[mx.array, ...]], mx.array]
+"""Attention over a set of tensors, [B, Hq, D]: the next call's queries."""
 
 
 @dataclass
@@ -95,7 +102,8 @@ class Problem:
         """Gather, then MLX's attention under a mask, the tail left out."""
         keys, values = self.gathered(one)
         mask = (mx.arange(keys.shape[2]) < self.settled[:, None])[:, None, None]
-        return mx.fast.scaled_dot_product_attention(one[0][:, :, None], keys, values, scale=SCALE, mask=mask)
+        out = mx.fast.scaled_dot_product_attention(mx.expand_dims(one[0], 2), keys, values, scale=SCALE, mask=mask)
+        return out.squeeze(2)
 
     def error(self, one: tuple[mx.array, ...], **options) -> float:
         """The kernel against the reference, relative."""
@@ -105,15 +113,21 @@ class Problem:
         index = mx.where(at < self.settled[:, None], at, keys.shape[2] + at - self.settled[:, None])
         index = mx.minimum(index, whole[0].shape[2] - 1)[:, None, :, None]
         whole = [mx.take_along_axis(x, index, axis=2) for x in whole]
-        with mx.stream(mx.cpu):
+        got = self.paged(one, **options).astype(mx.float32)
+        with mx.stream(mx.cpu):  # the reference alone: inside, no kernel finds its GPU
             want = attention(one[0], *whole, self.first, self.last, SCALE)
-            got = self.paged(one, **options).astype(mx.float32)
             return (mx.linalg.norm((got - want).flatten()) / mx.linalg.norm(want.flatten())).item()
 
 
 def rows(quick: bool = True, *, deadline: float = float("inf")) -> Iterator[dict]:
-    """One row a problem and way: us with launches, device_us without where it can be had (TB/s is then its), and the
-    ratio to the paged kernel's time with launches, round by round.
+    """One row a problem and way, the default's, pages of 16, first.
+
+    `us` is of calls in one evaluation, each of which waits for the one before it as a decode step's layers do (of
+    gathering, its attention does); the host's cost of a launch is inside where it is the larger. `device_us`, where it
+    can be had, is of a call alone, and TB/s is then its. `times_of_paged`, `least`, `most` and
+    `device_times_of_paged` are a way's time over that of pages of 16, the first three round by round. The default's own
+    row has the answers: its time over one buffer's (`times_of_one_buffer`), and the faster way to gather first over it
+    (`gathering_times`), by both clocks.
 
     Args:
         quick: the first four problems.
@@ -134,49 +148,75 @@ def _problem(label: str, lengths: Sequence[int], predicted: float) -> Iterator[d
     copies = min(copies_for(default.nbytes), 4)
     plain = [default.tensors(pooled=False) for _ in range(copies)]
     pooled = {page: [problem.tensors(pooled=True) for _ in range(copies)] for page, problem in problems.items()}
-    ways: dict[str, tuple[Callable[..., mx.array], list]] = {
-        "one buffer a row": (default.plain, plain),
-        "gather, then our kernel": (default.gather_then_kernel, pooled[PAGES[0]]),
-        "gather, then MLX's": (default.gather_then_mlx, pooled[PAGES[0]]),
-        "one buffer, lanes": (lambda one: default.plain(one, form="lanes"), plain),
-        "pages of 16, lanes": (lambda one: default.paged(one, form="lanes"), pooled[PAGES[0]]),
+    through = {f"pages of {page}": (problem, page, {}) for page, problem in problems.items()}
+    through |= {
+        f"{DEFAULT}, lanes": (default, PAGES[0], {"form": "lanes"}),
+        f"{DEFAULT}, uneven cut": (default, PAGES[0], {"layout": "uneven"}),
     }
-    ways["pages of 16, uneven cut"] = (lambda one: default.paged(one, layout="uneven"), pooled[PAGES[0]])
-    for page, problem in problems.items():
-        ways[f"pages of {page}"] = (problem.paged, pooled[page])
-    times = _alternating({name: (lambda i, w=way, s=sets: w(s[i % len(s)])) for name, (way, sets) in ways.items()})
+    ways: dict[str, tuple[Way, list]] = {
+        DEFAULT: (default.paged, pooled[PAGES[0]]),
+        ONE_BUFFER: (default.plain, plain),
+        GATHERING[0]: (default.gather_then_kernel, pooled[PAGES[0]]),
+        GATHERING[1]: (default.gather_then_mlx, pooled[PAGES[0]]),
+        "one buffer, lanes": (partial(default.plain, form="lanes"), plain),
+    }
+    ways |= {name: (partial(one.paged, **options), pooled[page]) for name, (one, page, options) in through.items()}
+    times = _alternating(ways)
+    if DEFAULT not in times:
+        return
     alone = device_times({name: [partial(ways[name][0], one) for one in ways[name][1]] for name in times})
-    base = times[f"pages of {PAGES[0]}"]
     for name, measured in times.items():
         us = statistics.median(measured) * 1e6
-        ratios = sorted(one / paged for one, paged in zip(measured, base, strict=True))
         row = {"name": name, "shape": f"16/2 heads of 256, {label}", "us": us, "TB/s": default.nbytes / us / 1e6}
-        row |= {"times_of_paged": statistics.median(ratios), "least": ratios[0], "most": ratios[-1]}
+        row |= dict(zip(("times_of_paged", "least", "most"), _times(measured, times[DEFAULT]), strict=True))
+        if name in alone and DEFAULT in alone:
+            row["device_times_of_paged"] = alone[name].us / alone[DEFAULT].us
+        if name == DEFAULT:
+            row |= _answers(times, alone)
         row |= {"floor_us": default.nbytes / COPY_RATE * 1e6, "predicted_us": predicted, "target": device_target()}
-        if name.startswith("pages"):
-            page = int(name.split()[2].rstrip(","))
-            options = {"form": "lanes"} if name.endswith("lanes") else {}
-            options |= {"layout": "uneven"} if "uneven" in name else {}
-            row["relative_error"] = problems[page].error(pooled[page][0], **options) if max(lengths) < 50000 else None
+        if name in through and max(lengths) < 50000:
+            problem, page, options = through[name]
+            row["relative_error"] = problem.error(pooled[page][0], **options)
         yield with_device_time(row, alone.get(name))
 
 
-def _alternating(
-    ways: dict[str, Callable[[int], mx.array]], *, launches: int = 48, rounds: int = 7
-) -> dict[str, list[float]]:
-    """Seconds a call of each way, by turns, in rounds of many queued calls; ways that fail are left out."""
+def _times(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
+    """The median, least and most of the ratios, round by round."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def _answers(times: Mapping[str, Sequence[float]], alone: Mapping[str, DeviceTime]) -> dict[str, list[float] | float]:
+    """Pages over one buffer, and gathering over pages: [median, least, most] round by round, and on the device."""
+    found: dict[str, list[float] | float] = {}
+    if ONE_BUFFER in times:
+        found["times_of_one_buffer"] = [*_times(times[DEFAULT], times[ONE_BUFFER])]
+    if gathering := [_times(times[name], times[DEFAULT]) for name in GATHERING if name in times]:
+        found["gathering_times"] = [*min(gathering)]
+    if {DEFAULT, ONE_BUFFER, *GATHERING} <= alone.keys():
+        found["device_times_of_one_buffer"] = alone[DEFAULT].us / alone[ONE_BUFFER].us
+        found["device_gathering_times"] = min(alone[name].us for name in GATHERING) / alone[DEFAULT].us
+    return found
+
+
+def _alternating(ways: Mapping[str, tuple[Way, list]]) -> dict[str, list[float]]:
+    """Seconds a call of each way, by turns, in rounds of chained calls over its sets of tensors; what fails is left
+    out."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for round_ in range(rounds + 1):
+    for round_ in range(ROUNDS + 1):
         for name in list(times):
+            way, sets = ways[name]
             try:
-                outputs = [ways[name](i) for i in range(launches)]
+                out = sets[0][0]
+                for i in range(LAUNCHES):  # the output is the next call's queries
+                    out = way((out, *sets[i % len(sets)][1:]))
                 begin = time.perf_counter()
-                mx.eval(outputs)
+                mx.eval(out)
                 mx.synchronize()
             except Exception as failure:
                 print(f"{name}: {type(failure).__name__}: {str(failure)[:300]}")
                 del times[name]
                 continue
             if round_:
-                times[name].append((time.perf_counter() - begin) / launches)
+                times[name].append((time.perf_counter() - begin) / LAUNCHES)
     return times
