@@ -98,18 +98,23 @@ def test_positions_by_row_and_by_token_agree(target):
 
 
 @pytest.mark.parametrize(
-    ("form", "dtype", "rows", "dim", "simds"),
-    [("plain", mx.float32, 1, 2048, 4), ("tensor", mx.bfloat16, 3, 1024, 2), ("plain", mx.bfloat16, 2, 96, 4)],
+    ("form", "dtype", "rows", "dim", "simds", "adds"),
+    [
+        ("plain", mx.float32, 1, 2048, 4, True),
+        ("tensor", mx.bfloat16, 3, 1024, 2, True),
+        ("plain", mx.bfloat16, 2, 96, 4, False),
+    ],
 )
-def test_norm_project_is_its_two_launches_bit_for_bit(form, dtype, rows, dim, simds):
+def test_norm_project_is_its_two_launches_bit_for_bit(form, dtype, rows, dim, simds, adds):
     """Other threads norm the rows, in the order of the norm's own."""
-    x, residual = (normal(rows, dim).astype(dtype) for _ in range(2))
+    x, residual = normal(rows, dim).astype(dtype) if adds else None, normal(rows, dim).astype(dtype)
     weight, weights = mx.random.uniform(0.5, 1.5, (dim,)), Packed.quantize(normal(33, dim).astype(dtype), 32)
     run = lambda kernel, call: simulator.run(kernel.text, kernel.launch(**call)).outputs
     got = run(NORM_PROJECT[form], norm_project_call(x, residual, weight, 1e-6, weights, form, simds=simds))
     hidden, normed = run(RESIDUAL_RMS_NORM, residual_rms_norm_call(x, residual, weight, 1e-6))
     (y,) = run(FEW_ROWS[form], few_rows_call(normed, weights, form, simds=simds))
     assert mx.array_equal(got[0], hidden)
+    assert mx.array_equal(got[0], residual) != adds
     assert mx.array_equal(got[1], y)
 
 

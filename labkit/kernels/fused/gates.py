@@ -18,14 +18,18 @@ from labkit.kernels.registry import Bench, Case, Entry, Tolerance
 from labkit.kernels.signature import Launch
 
 
-def _launch(rows: int, dim: int, dtype: mx.Dtype) -> Launch:
-    x, residual = (mx.random.normal((rows, dim)).astype(dtype) for _ in range(2))
+def _launch(rows: int, dim: int, dtype: mx.Dtype, adds: bool = True) -> Launch:
+    residual = mx.random.normal((rows, dim)).astype(dtype)
+    x = mx.random.normal((rows, dim)).astype(dtype) if adds else None
     weight = mx.random.uniform(0.5, 1.5, (dim,)).astype(dtype)
     return RESIDUAL_RMS_NORM.launch(**residual_rms_norm_call(x, residual, weight, 1e-6))
 
 
-def _project(form: str, rows: int, n: int, dim: int, bits: int, group: int, dtype: mx.Dtype, **options) -> Launch:
-    x, residual = (mx.random.normal((rows, dim)).astype(dtype) for _ in range(2))
+def _project(
+    form: str, rows: int, n: int, dim: int, bits: int, group: int, dtype: mx.Dtype, adds: bool = True, **options
+) -> Launch:
+    residual = mx.random.normal((rows, dim)).astype(dtype)
+    x = mx.random.normal((rows, dim)).astype(dtype) if adds else None
     weight = mx.random.uniform(0.5, 1.5, (dim,)).astype(dtype)
     weights = Packed.quantize((mx.random.normal((n, dim)) * dim**-0.5).astype(dtype), group, bits)
     return NORM_PROJECT[form].launch(**norm_project_call(x, residual, weight, 1e-6, weights, form, **options))
@@ -67,6 +71,7 @@ ENTRIES = [
             Case("4 rows of 512", lambda dtype: _launch(4, 512, dtype)),
             Case("3 rows of 1001", lambda dtype: _launch(3, 1001, dtype)),
             Case("1 row of 7", lambda dtype: _launch(1, 7, dtype)),
+            Case("2 rows of 96, nothing to add", lambda dtype: _launch(2, 96, dtype, False)),
         ),
         summary="residual add and RMSNorm in one pass",
         benches=(_bench(1), _bench(2048)),
@@ -80,6 +85,10 @@ ENTRIES = [
                     lambda dtype, form=form: _project(form, 1, 32, 1024, 4, 64, dtype, simds=2),
                 ),
                 Case("3 rows of 96 by 41, 8 bits", lambda dtype, form=form: _project(form, 3, 41, 96, 8, 32, dtype)),
+                Case(
+                    "2 rows of 96 by 17, nothing to add",
+                    lambda dtype, form=form: _project(form, 2, 17, 96, 4, 32, dtype, False),
+                ),
             ),
             summary=f"residual add, RMSNorm and the projections of a few rows, {how}",
             dtypes=dtypes,

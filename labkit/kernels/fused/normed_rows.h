@@ -1,10 +1,10 @@
 // Rows that a threadgroup norms for itself before it multiplies them.
 
 //@provides norm_into
-// The M rows x + residual, normed to the bits of `residual_rms_norm`, whose THREADS threads a row these SIMDS simdgroups stand in for,
-// one 32 of them after the other. Norms go to `rows`, the sums to `hidden` if `written`. `partial` holds 32 floats a row. All that a
-// row is made of is requested before anything is summed.
-template <class T, int D, int M, int THREADS, int SIMDS, class X, class Weight>
+// The M rows x + residual (unless ADDS residual alone), normed to the bits of `residual_rms_norm`, whose THREADS threads a row these
+// SIMDS simdgroups stand in for, one 32 of them after the other. Norms go to `rows`, the sums to `hidden` if `written`. `partial`
+// holds 32 floats a row. All that a row is made of is requested before anything is summed.
+template <class T, int D, int M, int THREADS, int SIMDS, bool ADDS, class X, class Weight>
 METAL_FUNC void norm_into(X x, X residual, Weight weight, float eps, bool written, device T* hidden, threadgroup T* rows,
                           threadgroup float* partial, uint lane, uint simdgroup) {
   constexpr int SHARES = THREADS / 32, VALUES = (D + THREADS - 1) / THREADS, TURNS = (SHARES + SIMDS - 1) / SIMDS;
@@ -16,7 +16,9 @@ METAL_FUNC void norm_into(X x, X residual, Weight weight, float eps, bool writte
       for (int i = 0; i < VALUES; i++) {
         uint share = simdgroup + turn * SIMDS, d = share * 32 + lane + i * THREADS;
         bool inside = share < SHARES && d < D;
-        h[turn][i] = inside ? static_cast<float>(x[m * D + d]) + static_cast<float>(residual[m * D + d]) : 0.0f;
+        h[turn][i] = !inside ? 0.0f
+                     : ADDS  ? static_cast<float>(x[m * D + d]) + static_cast<float>(residual[m * D + d])
+                             : static_cast<float>(residual[m * D + d]);
         if (m == 0) weights[turn][i] = inside ? static_cast<float>(weight[d]) : 0.0f;
       }
     }

@@ -1,4 +1,4 @@
-// Behind each other: each token's first column, and its last; how many columns have settled, and where to write, REPEATED times each.
+// Behind each other: each token's first column, its last; REPEATED times how many columns have settled, and where to write.
 uint at = thread_position_in_grid.x, count = tokens, end = 2 * count;
 int filled = before[0], standing = settled[0];
 if (at < count) {

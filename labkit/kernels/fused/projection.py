@@ -40,7 +40,7 @@ def fits(rows: int, dtype: mx.Dtype, weights: Packed) -> bool:
 
 
 def norm_project_call(
-    x: mx.array,
+    x: mx.array | None,
     residual: mx.array,
     weight: mx.array,
     eps: float,
@@ -59,25 +59,25 @@ def norm_project_call(
         ValueError: shapes or dtypes that do not fit, or too large for threadgroup memory.
     """
     norm = residual_rms_norm_call(x, residual, weight, eps)
-    product = few_rows_call(x, weights, form, simds=simds, unroll=unroll)
-    if not fits(x.shape[0], x.dtype, weights):
+    product = few_rows_call(residual, weights, form, simds=simds, unroll=unroll)
+    if not fits(residual.shape[0], residual.dtype, weights):
         raise ValueError(
-            f"rows of at most {MAX_ROWS_BYTES} bytes in all and at most {MAX_OUTPUTS} columns, not {x.shape} {x.dtype} "
-            f"and {weights.n}: take residual_rms_norm and quantized_matmul"
+            f"rows of at most {MAX_ROWS_BYTES} bytes in all and at most {MAX_OUTPUTS} columns, not {residual.shape} "
+            f"{residual.dtype} and {weights.n}: take residual_rms_norm and quantized_matmul"
         )
     return {
-        "inputs": [x, residual, weight, float(eps), *weights.arrays],
-        "template": [*product["template"], ("THREADS", threads_for(weights.k))],
+        "inputs": [residual if x is None else x, residual, weight, float(eps), *weights.arrays],
+        "template": [*product["template"], ("ADDS", x is not None), ("THREADS", threads_for(weights.k))],
         "grid": product["grid"],
         "threadgroup": product["threadgroup"],
         "output_shapes": [norm["output_shapes"][0], *product["output_shapes"]],
-        "output_dtypes": [x.dtype, x.dtype],
+        "output_dtypes": [residual.dtype] * 2,
     }
 
 
 @takes_arrays
 def norm_project(
-    x: mx.array,
+    x: mx.array | None,
     residual: mx.array,
     weight: mx.array,
     eps: float,
@@ -92,12 +92,13 @@ def norm_project(
 
     Args:
         x, residual: [T, D], one dtype (float32, float16 or bfloat16), T at most 8 and rows of at most 16 KB in all.
+            Without x nothing is added: what the first block begins with.
         weight: [D], of the norm, any float dtype. eps: added to the mean square.
         weights: N x D, N at most 16,384.
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        hidden: x + residual [T, D], and y: norm(hidden) times the transposed matrix [T, N], in x's dtype: the bits of
+        hidden: x + residual [T, D], and y: norm(hidden) times the transposed matrix [T, N], in their dtype: the bits of
         `residual_rms_norm` and of `quantized_matmul`'s variant "few_rows".
 
     Raises:
@@ -105,5 +106,5 @@ def norm_project(
 
     Source: as the two operations.
     """
-    form = "tensor" if target_in_use(target) == "cuda" and "tensor" in forms(x, weights) else "plain"
+    form = "tensor" if target_in_use(target) == "cuda" and "tensor" in forms(residual, weights) else "plain"
     return tuple(NORM_PROJECT[form](**norm_project_call(x, residual, weight, eps, weights, form), target=target))

@@ -11,9 +11,11 @@ from labkit.kernels.signature import Launch
 
 
 def residual_rms_norm(launch: Launch) -> list[mx.array]:
-    """hidden = x + residual, rounded; normed = RMSNorm(hidden) * weight, in fp32."""
+    """hidden = x + residual, rounded, or the residual alone; normed = RMSNorm(hidden) * weight, in fp32."""
     x, residual, weight, eps, _ = launch.inputs
-    hidden = (x.astype(mx.float32) + residual.astype(mx.float32)).astype(x.dtype).astype(mx.float32)
+    hidden = residual.astype(mx.float32)
+    if dict(launch.template)["ADDS"]:
+        hidden = (x.astype(mx.float32) + hidden).astype(x.dtype).astype(mx.float32)
     mean_square = mx.mean(hidden * hidden, axis=-1, keepdims=True)
     return [hidden, hidden * mx.rsqrt(mean_square + eps) * weight.astype(mx.float32)]
 

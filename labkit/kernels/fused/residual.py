@@ -23,12 +23,14 @@ MAX_ROW = 32 * 1024
 """Longest row: 32 values in the registers of each of 1,024 threads."""
 
 
-def residual_rms_norm_call(x: mx.array, residual: mx.array, weight: mx.array, eps: float) -> dict:
+def residual_rms_norm_call(x: mx.array | None, residual: mx.array, weight: mx.array, eps: float) -> dict:
     """The arguments of `RESIDUAL_RMS_NORM` for `residual_rms_norm`.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
+    adds = x is not None
+    x = x if adds else residual  # something must stand there; nobody reads it
     if x.shape != residual.shape or x.dtype != residual.dtype:
         raise ValueError(
             f"x and residual need one shape and dtype, not {x.shape} {x.dtype} and {residual.shape} {residual.dtype}"
@@ -41,7 +43,7 @@ def residual_rms_norm_call(x: mx.array, residual: mx.array, weight: mx.array, ep
     threads = threads_for(dim)
     return {
         "inputs": [x, residual, weight, float(eps), dim],
-        "template": [("T", x.dtype), ("THREADS", threads), ("VALUES", -(-dim // threads))],
+        "template": [("T", x.dtype), ("ADDS", adds), ("THREADS", threads), ("VALUES", -(-dim // threads))],
         "grid": (x.size // dim * threads, 1, 1),
         "threadgroup": (threads, 1, 1),
         "output_shapes": [x.shape, x.shape],
@@ -56,12 +58,13 @@ def threads_for(dim: int) -> int:
 
 @takes_arrays
 def residual_rms_norm(
-    x: mx.array, residual: mx.array, weight: mx.array, eps: float, *, target: str | None = None
+    x: mx.array | None, residual: mx.array, weight: mx.array, eps: float, *, target: str | None = None
 ) -> tuple[mx.array, mx.array]:
     """Add a block's output to the residual stream and normalise the sum for the next block.
 
     Args:
-        x, residual: [..., D], one dtype (float32, float16 or bfloat16), D at most 32,768.
+        x, residual: [..., D], one dtype (float32, float16 or bfloat16), D at most 32,768. Without x nothing is added:
+            what the first block begins with.
         weight: [D], any float dtype.
         eps: added to the mean square.
         target: where to run (`labkit.kernels.targets`).

@@ -1,4 +1,5 @@
-// One threadgroup a row: the row stays in registers between the sum of squares and the scaling, VALUES of it in each thread.
+// One threadgroup a row (unless ADDS the residual alone): it stays in registers between the sum of squares and the scaling, VALUES
+// of it in each thread.
 // Everything is read before anything is written: behind a write that might be to what it reads, a read waits for its turn.
 threadgroup float partial[32];
 uint t = thread_position_in_threadgroup.x;
@@ -8,7 +9,9 @@ float h[VALUES], scales[VALUES];
 #pragma unroll
 for (int i = 0; i < VALUES; i++) {
   int d = t + i * THREADS;
-  h[i] = d < D ? static_cast<float>(x[row + d]) + static_cast<float>(residual[row + d]) : 0.0f;
+  h[i] = d >= D ? 0.0f
+         : ADDS ? static_cast<float>(x[row + d]) + static_cast<float>(residual[row + d])
+                : static_cast<float>(residual[row + d]);
   scales[i] = d < D ? static_cast<float>(weight[d]) : 0.0f;
 }
 float sum = 0.0f;

@@ -49,12 +49,14 @@ class Plan:
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=-1)
 
     def norm_product(
-        self, update: mx.array, stream: mx.array, norm: mx.array, eps: float, matrix: Matrix
+        self, update: mx.array | None, stream: mx.array, norm: mx.array, eps: float, matrix: Matrix
     ) -> tuple[mx.array, mx.array]:
-        """update, stream [..., K], a norm's weight -> the stream with the update, and its norm times the transposed
-        matrix, [..., N]."""
-        if self._norms_inside(update, matrix):
+        """update, stream [..., K], a norm's weight -> the stream with the update, if there is one, and its norm times
+        the transposed matrix, [..., N]."""
+        if self._norms_inside(stream, matrix):
             return norm_project(update, stream, norm, eps, matrix.packed)
+        if update is None and not (self.kernels and stream.ndim == 2):  # a prompt's stream is not worth a copy
+            return stream, self.product(mx.fast.rms_norm(stream, norm, eps), matrix)
         stream, normed = residual_rms_norm(update, stream, norm, eps)
         return stream, self.product(normed, matrix)
 
