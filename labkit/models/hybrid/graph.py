@@ -69,10 +69,7 @@ class Graph:
         self, layer: Layer, update: mx.array | None, stream: mx.array, step: Step
     ) -> tuple[mx.array, mx.array]:
         """The stream with what is to be added, if there is something, and the mixer's projections of its norm."""
-        inputs, eps = layer.mixer.weights.inputs, self.config.eps
-        if update is None:
-            return stream, step.plan.product(mx.fast.rms_norm(stream, layer.input_norm, eps), inputs)
-        return step.plan.norm_product(update, stream, layer.input_norm, eps, inputs)
+        return step.plan.norm_product(update, stream, layer.input_norm, self.config.eps, layer.mixer.weights.inputs)
 
     def head(
         self,
