@@ -19,6 +19,7 @@ from labkit.engine.parking import Ledger, Parking, Policy
 from labkit.engine.register import Register
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.session import engine_clock
+from labkit.kernels.recording import Machine, machine_here
 from labkit.models import LoadedModel
 
 
@@ -63,6 +64,7 @@ def assemble(
     block_tokens: int | None,
     pool_bytes: int | None,
     log_limit: int,
+    replay: bool | Machine,
 ) -> Parts:
     """The parts of an `Engine` of these options.
 
@@ -96,7 +98,10 @@ def assemble(
         prefixes = None if prefixes is None else PlainStates(prefixes)
     else:
         admission = Admission(budget, chunk=chunk, max_rows=max_rows, rectangle=cannot_batch(loaded) is None)
-    executor = Executor(loaded, grid=chunk, pack=pack_prompts, clock=clock, prefixes=prefixes, paging=paging)
+    machine = (machine_here() if replay else None) if isinstance(replay, bool) else replay
+    executor = Executor(
+        loaded, grid=chunk, pack=pack_prompts, clock=clock, prefixes=prefixes, paging=paging, machine=machine
+    )
     ledger = None if guard is None else Ledger(policy)
     register = Register(executor, journal, ledger=ledger, store=prefixes)
     delivery, parking = Delivery(register), None

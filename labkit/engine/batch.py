@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import Cache
+from labkit.engine.replay import Replay, Replays
 from labkit.engine.sampling import Choice, choose
 from labkit.engine.session import Session
 from labkit.models import Model, Rows
@@ -28,13 +29,13 @@ class DecodingBatch:
 
     Attributes:
         sessions: the rows, in order.
-        caches: one a layer, serial for one row that stands alone, else batched; empty without rows.
         pending: what each row feeds next: the token it has chosen, unread, or its prompt's last.
     """
 
     def __init__(self, model: Model, sessions: Sequence[Session], caches: list[Cache], pending: Choice):
         self._model = model
-        self.sessions, self.caches, self.pending = list(sessions), caches, pending
+        self._replay: Replay | None = None
+        self.sessions, self._caches, self.pending = list(sessions), caches, pending
 
     @classmethod
     def empty(cls, model: Model) -> DecodingBatch:
@@ -51,6 +52,13 @@ class DecodingBatch:
         return len(self.sessions)
 
     @property
+    def caches(self) -> list[Cache]:
+        """One a layer, serial for one row that stands alone, else batched; empty without rows. Rows that are replayed
+        come back first."""
+        self._come_back()
+        return self._caches
+
+    @property
     def ids(self) -> tuple[str, ...]:
         """The rows' requests."""
         return tuple(session.id for session in self.sessions)
@@ -58,19 +66,19 @@ class DecodingBatch:
     @property
     def batched(self) -> bool:
         """Whether the caches are of the batched classes."""
-        return any(cache.batched for cache in self.caches) or len(self) > 1
+        return any(cache.batched for cache in self._caches) or len(self) > 1
 
     @property
     def nbytes(self) -> int:
         """Bytes of the caches."""
-        return sum(cache.nbytes for cache in self.caches)
+        return sum(cache.nbytes for cache in self._caches)
 
     # -- rows come and go ----------------------------------------------------------------------------------------------
 
     def join(self, *others: DecodingBatch) -> list[Operation]:
         """Take over the rows of `others`, which are empty afterwards; returns what was done to the caches."""
         parts = [part for part in (self, *others) if len(part)]
-        if not parts:
+        if parts in ([], [self]):
             return []
         operations: list[Operation] = []
         whole: tuple[tuple[str, ...], list[Cache]] | None = None
@@ -96,7 +104,7 @@ class DecodingBatch:
         sessions = [session for part in parts for session in part.sessions]
         for part in others:
             part._clear()
-        self.sessions, self.caches, self.pending = sessions, whole[1], pending
+        self.sessions, self._caches, self.pending = sessions, whole[1], pending
         return operations
 
     def keep(self, sessions: Sequence[Session]) -> list[Operation]:
@@ -118,7 +126,7 @@ class DecodingBatch:
         """Give a row that is left alone caches of the serial classes."""
         if len(self) != 1 or not self.batched:
             return []
-        batched, self.caches = self.caches, [cache.extract(0) for cache in self.caches]
+        batched, self._caches = self.caches, [cache.extract(0) for cache in self.caches]
         for cache in batched:
             cache.release()
         return [("extract", self.ids, self.ids[0])]
@@ -127,7 +135,8 @@ class DecodingBatch:
         """Take one row out, with serial caches of its own and its pending token, so that it may join again later."""
         row = self.sessions.index(session)
         if not self.batched:
-            alone, operations = DecodingBatch(self._model, [session], self.caches, self.pending), []
+            caches = self.caches
+            alone, operations = DecodingBatch(self._model, [session], caches, self.pending), []
             self._clear()
             return alone, operations
         caches = [cache.extract(row) for cache in self.caches]
@@ -139,30 +148,62 @@ class DecodingBatch:
 
     def release(self) -> None:
         """Give back what the caches hold of shared pools, and forget the rows."""
-        for cache in self.caches:
+        for cache in self._caches:
             cache.release()
         self._clear()
 
     def _clear(self) -> None:
-        self.sessions, self.caches, self.pending = [], [], Choice.given(())
+        self._replay = None
+        self.sessions, self._caches, self.pending = [], [], Choice.given(())
+
+    def _come_back(self) -> None:
+        replay, self._replay = self._replay, None
+        if replay is not None:
+            self.pending = replay.close() or self.pending
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def launch(self, masks: Sequence[mx.array | None]) -> None:
+    def launch(self, masks: Sequence[mx.array | None], replays: Replays | None = None) -> None:
         """Feed the pending tokens; the next ones are chosen, and pending. Nothing is waited for.
 
         Args:
             masks: permitted tokens of each row as bits, uint32 [ceil(V / 32)], or None.
+            replays: by which rows may be replayed that stay as they are.
         """
-        fed = self.pending.token
+        if self._replayed(masks, replays):
+            self.pending = self._replay.launch()
+        else:
+            self._compute(masks)
+        for session in self.sessions:
+            session.launched()
+
+    def _compute(self, masks: Sequence[mx.array | None]) -> None:
+        caches, fed = self.caches, self.pending.token
         rows = Rows.batch([session.fed for session in self.sessions])
-        output = self._model(fed[:, None], self.caches, rows, logits="last")
+        output = self._model(fed[:, None], caches, rows, logits="last")
         samplers = [session.sampler for session in self.sessions]
         steps = [session.chosen for session in self.sessions]
         self.pending = choose(output.logits[:, -1, :], fed, samplers, steps, masks)
         mx.async_eval(self.pending.arrays())
-        for session in self.sessions:
-            session.launched()
+
+    def _replayed(self, masks: Sequence[mx.array | None], replays: Replays | None) -> bool:
+        """Whether the next step is a replayed one."""
+        if replays is None or any(mask is not None for mask in masks):
+            return False
+        if self._replay is not None and not self._replay.left:
+            self._come_back()
+        if self._replay is None:
+            sessions = self.sessions
+            self._replay = replays.open(
+                self.ids,
+                self._caches,
+                [session.sampler for session in sessions],
+                [session.fed for session in sessions],
+                [session.chosen for session in sessions],
+                self.pending.token,
+                max(session.wanted for session in sessions),
+            )
+        return self._replay is not None
 
 
 def _merged(parts: Sequence[DecodingBatch], operations: list[Operation]) -> tuple[tuple[str, ...], list[Cache]]:

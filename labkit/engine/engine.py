@@ -19,6 +19,7 @@ from labkit.engine.session import Session, check_hooks
 from labkit.engine.step import Constraint
 from labkit.engine.wired import WiredMemory
 from labkit.engine.worker import Worker
+from labkit.kernels.recording import Machine
 from labkit.models import LoadedModel
 
 
@@ -45,6 +46,8 @@ class Engine(Asking):
             what prompts have in common, admission in blocks.
         block_tokens, pool_bytes: tokens of a block, and what all blocks may take; for "paged".
         log_limit: step records kept; the oldest half is dropped when there are more.
+        replay: whether rows that stay together for a few steps decode from a recording (`labkit.engine.replay`), on
+            CUDA; or where to replay them.
 
     Attributes:
         runs_alone: why requests do not decode together with this model, None if they do.
@@ -66,6 +69,7 @@ class Engine(Asking):
         block_tokens: int | None = None,
         pool_bytes: int | None = None,
         log_limit: int = 1 << 16,
+        replay: bool | Machine = True,
     ):
         parts = assemble(
             loaded,
@@ -80,6 +84,7 @@ class Engine(Asking):
             block_tokens=block_tokens,
             pool_bytes=pool_bytes,
             log_limit=log_limit,
+            replay=replay,
         )
         self.loaded, self.guard, self.prefixes, self.paged = loaded, guard, prefixes, parts.paged
         self.runs_alone = cannot_batch(loaded)

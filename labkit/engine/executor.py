@@ -17,6 +17,7 @@ from labkit.engine.prefill import Prefill
 from labkit.engine.sampling import Choice
 from labkit.engine.scheduler import Plan, Prompt
 from labkit.engine.session import Session
+from labkit.kernels.recording import Machine
 from labkit.models import LoadedModel
 
 CLEAR_EVERY = 256  # steps between returns of unused memory to the system
@@ -46,6 +47,7 @@ class Executor:
         clock: seconds since the engine began.
         prefixes: where states of prompts come from and go to, if there is such a store.
         paging: where caches come from, if they lie in pools.
+        machine: where decoding rows may be replayed.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Executor:
         clock: Callable[[], float],
         prefixes: PrefixStore | None = None,
         paging: Paging | None = None,
+        machine: Machine | None = None,
     ):
         shared = cannot_batch(loaded) is None
         self._model, self._clock, self._steps = loaded.model, clock, 0
@@ -71,7 +74,7 @@ class Executor:
             prefixes=prefixes,
             paging=paging,
         )
-        self.lanes = Lanes(loaded.model, shared=shared, operations=self._operations)
+        self.lanes = Lanes(loaded.model, shared=shared, operations=self._operations, machine=machine)
 
     def sessions(self) -> list[Session]:
         """Every request that has started and not finished."""

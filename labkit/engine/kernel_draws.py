@@ -47,6 +47,11 @@ def draws(
     return sample(logits, **table.columns, step=table.steps(tuple(steps)), mask=mask)
 
 
+def columns_of(rows: tuple[Options, ...]) -> dict[str, mx.array]:
+    """The options of rows as `sample` takes them, [B] each, on the device."""
+    return _table(rows).columns
+
+
 class _Table:
     """The options of the rows of a batch as arrays, made once and kept on the device while the same rows decode."""
 

@@ -6,9 +6,11 @@ from typing import Any
 
 from labkit.engine.batch import DecodingBatch, Operation
 from labkit.engine.events import Event
+from labkit.engine.replay import Replays
 from labkit.engine.sampling import Choice
 from labkit.engine.session import Session
 from labkit.engine.step import permitted, read
+from labkit.kernels.recording import Machine
 from labkit.models import Model
 
 SHARED = "shared"
@@ -22,10 +24,15 @@ class Lanes:
         model: the model.
         shared: whether all rows decode together.
         operations: where it is written down what was done to caches.
+        machine: where rows may be replayed (`labkit.engine.replay`).
+
+    Attributes:
+        replays: by which they are.
     """
 
-    def __init__(self, model: Model, *, shared: bool, operations: list[Operation]):
+    def __init__(self, model: Model, *, shared: bool, operations: list[Operation], machine: Machine | None = None):
         self._model, self._shared, self._operations = model, shared, operations
+        self.replays = Replays(model, machine)
         self._lanes: dict[str, DecodingBatch] = {}
         self._arriving: list[DecodingBatch] = []  # join at the next step of the shared lane
 
@@ -59,7 +66,7 @@ class Lanes:
     @property
     def nbytes(self) -> int:
         """Bytes of the caches."""
-        return sum(batch.nbytes for batch in self.batches())
+        return sum(batch.nbytes for batch in self.batches()) + self.replays.nbytes
 
     # -- rows come and go ----------------------------------------------------------------------------------------------
 
@@ -125,7 +132,7 @@ class Lanes:
         masks = self._masks(lane, events) if host_first else [None] * len(lane)
         launched = [(row, row.fed) for row in lane.sessions]
         if launched:
-            lane.launch(masks)
+            lane.launch(masks, self.replays)
         if not host_first:
             tokens = self._read(unread, events)
         if not launched:

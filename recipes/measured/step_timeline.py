@@ -43,10 +43,13 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=4096, help="of these")
     parser.add_argument("--persistent", default="off")
     parser.add_argument("--variant", nargs="*", default=[], metavar="NAME=VALUE", help="further switches")
+    parser.add_argument("--replay", action="store_true", help="steps by a recording: one CUDA graph a token")
     parser.add_argument("--lock", type=Path, help="measure while holding it")
     parser.add_argument("--name", default="h200_step_timeline", help="of the file")
     arguments = parser.parse_args()
 
+    from labkit.engine.replay import Replays
+    from labkit.kernels.recording import machine_here
     from labkit.measure.end_to_end.subject import open_subject
     from labkit.models.hybrid import Variants
 
@@ -54,12 +57,13 @@ def main() -> None:
         subject = open_subject(SHAPE, graph="specialised", layers=arguments.layers)
         chosen = {"persistent": arguments.persistent} | dict(each.split("=", 1) for each in arguments.variant)
         model = subject.with_variants(Variants(**{name: _value(text) for name, text in chosen.items()}))
+    replays = Replays(model, machine_here() if arguments.replay else None)
     for context in arguments.context:  # kernels are compiled while others may measure
-        _drive(model, context, WARM_UP, lambda: None)
+        _drive(model, context, WARM_UP, lambda: None, replays)
     rows = []
     with _held(arguments.lock):
         for context in arguments.context:
-            rows.append({"context": context, **_rates(model, context), **_traced(model, context)})
+            rows.append({"context": context, **_rates(model, context, replays), **_traced(model, context, replays)})
             _say(arguments, rows[-1])
         for length in arguments.prompt:
             rows.append({"prompt": length, "chunk": arguments.chunk, **_prefill(model, length, arguments.chunk)})
@@ -69,6 +73,9 @@ def main() -> None:
         "layers": arguments.layers,
         "persistent": arguments.persistent,
         "variant": arguments.variant,
+        "replay": arguments.replay,
+        "recorded": {"recordings": replays.recorded, "seconds": replays.seconds, "bytes": replays.nbytes},
+        "refused": list(replays.refused.values()),
     }
     about["settings"] = {name: os.environ.get(name) for name in SETTINGS}
     table = {**conditions(arguments.commit), **about, "rows": rows}
@@ -93,61 +100,61 @@ def _held(path: Path | None) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _drive(model: Any, context: int, steps: int, before: Callable[[], None]) -> dict[str, float]:
+def _drive(model: Any, context: int, steps: int, before: Callable[[], None], replays: Any) -> dict[str, float]:
     """Seconds a step, and how many of them the host spends submitting the step after and waiting for a token."""
-    from labkit.engine.params import SamplingParams
-    from labkit.engine.sampling import RowSampler, choose
+    from labkit.engine.sampling import Choice
+    from labkit.measure.direct import DirectRow
     from labkit.measure.end_to_end.filled import Filled
-    from labkit.models.rows import Rows
 
     caches = Filled(model.layouts, context).into(model.make_caches())
-    sampler, built, sent, waited = RowSampler(SamplingParams(temperature=0.0), 0), [], [], []
+    row, built, sent, waited = DirectRow(model, caches, context, replays), [], [], []
 
-    def launch(fed: mx.array, step: int) -> Any:
+    def launch(pending: Choice) -> Choice:
         begin = time.perf_counter()
-        output = model(fed[:, None], caches, Rows.single(context + step), logits="last")
-        choice = choose(output.logits[:, -1, :], fed, [sampler], [step], [None])
+        choice = row.build(pending)
         middle = time.perf_counter()
-        mx.async_eval(choice.arrays())
+        row.begin(choice)
         built.append(middle - begin)
         sent.append(time.perf_counter() - middle)
         return choice
 
-    pending = launch(mx.array([1], dtype=mx.int32), 0)
-    for step in range(1, WARM_UP):
-        following = launch(pending.token, step)
-        pending.token.item()
+    pending = launch(Choice.given([1]))
+    for _ in range(1, WARM_UP):
+        following = launch(pending)
+        pending.token.tolist()
         pending = following
     mx.synchronize()
     before()
     built.clear()
     sent.clear()
     begin = time.perf_counter()
-    for step in range(WARM_UP, WARM_UP + steps):
-        following = launch(pending.token, step)
+    for _ in range(steps):
+        following = launch(pending)
         middle = time.perf_counter()
-        pending.token.item()
+        pending.token.tolist()
         waited.append(time.perf_counter() - middle)
         pending = following
     seconds = time.perf_counter() - begin
+    pending.token.tolist()
     mx.synchronize()
     return {
         "us": 1e6 * seconds / steps,
         "build_us": 1e6 * statistics.median(built),
         "submit_us": 1e6 * statistics.median(sent),
         "wait_us": 1e6 * statistics.median(waited),
+        "replayed": row.replayed,
     }
 
 
-def _rates(model: Any, context: int) -> dict[str, float]:
-    turns = [_drive(model, context, STEPS, lambda: None) for _ in range(TURNS)]
+def _rates(model: Any, context: int, replays: Any) -> dict[str, float]:
+    turns = [_drive(model, context, STEPS, lambda: None, replays) for _ in range(TURNS)]
     best = min(turns, key=lambda turn: turn["us"])
     return {"tokens_per_second": 1e6 / best["us"], "turns_us": [turn["us"] for turn in turns], **best}
 
 
-def _traced(model: Any, context: int) -> dict[str, Any]:
+def _traced(model: Any, context: int, replays: Any) -> dict[str, Any]:
     window = profiler()
-    timed = _drive(model, context, TRACED, window.start)
+    timed = _drive(model, context, TRACED, window.start, replays)
     return {"traced_us": timed["us"], **read(trace_of(window), TRACED)}
 
 

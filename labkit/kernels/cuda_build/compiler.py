@@ -1,9 +1,10 @@
-"""NVIDIA's run-time compiler (NVRTC) from its wheel, given what MLX gives it."""
+"""NVIDIA's run-time compiler (NVRTC) from its wheel, or from an installed toolkit, given what MLX gives it."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -103,6 +104,9 @@ def _installed() -> tuple[ctypes.CDLL, Path]:
         for library, include in _LAYOUTS:
             if (Path(folder) / library).exists() and (Path(folder) / include / "cuda_fp16.h").exists():
                 return ctypes.CDLL(str(Path(folder) / library)), Path(folder) / include
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    if (toolkit / "lib64" / "libnvrtc.so").exists() and (toolkit / "include" / "cuda_fp16.h").exists():
+        return ctypes.CDLL(str(toolkit / "lib64" / "libnvrtc.so")), toolkit / "include"
     raise CudaMissing("CUDA texts are compiled by NVRTC: `uv sync --inexact --group cuda-compile` brings it (60 MB)")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 TARGETS = ("metal", "cuda", "native", "reference", "simulator")
 """All targets, the best for a machine first: a GPU's own, then functions on the CPU, then the simulated text."""
 
+Watcher = Callable[["Kernel", "Launch", list[mx.array]], None]
+"""Is told of each launch, and of its outputs."""
+
 _chosen: ContextVar[str | None] = ContextVar("labkit_kernel_target", default=None)
+_watcher: ContextVar[Watcher | None] = ContextVar("labkit_kernel_watcher", default=None)
 
 
 def _check_name(name: str) -> None:
@@ -44,6 +48,16 @@ def use_target(name: str) -> Iterator[None]:
         yield
     finally:
         _chosen.reset(token)
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Tell `watcher` of every launch inside, in this thread."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
 
 
 @cache
@@ -88,4 +102,7 @@ def run_on(target: str | None, kernel: Kernel, launch: Launch) -> list[mx.array]
     module = _module(name)
     if reason := module.unavailable(kernel):
         raise RuntimeError(f"kernel {kernel.name} cannot run on target {name!r}: {reason}")
-    return list(module.run(kernel, launch))
+    outputs = list(module.run(kernel, launch))
+    if (watcher := _watcher.get()) is not None:
+        watcher(kernel, launch, outputs)
+    return outputs

@@ -83,8 +83,17 @@ def _prepare(kernel: Kernel, launch: Launch) -> _Prepared:
         list(launch.template),
         tuple(count * part for count, part in zip(blocks, group, strict=True)),
         group,
-        [mx.array(launch.grid, dtype=mx.uint32)] if translated.needs_grid else [],
+        _grid(launch, translated),
     )
+
+
+def constants(launch: Launch, text: CudaText) -> tuple[mx.array, ...]:
+    """What is passed behind a launch's arrays: the words of its numbers, its grid."""
+    return (*_numbers(launch), *_grid(launch, text))
+
+
+def _grid(launch: Launch, text: CudaText) -> list[mx.array]:
+    return [mx.array(launch.grid, dtype=mx.uint32)] if text.needs_grid else []
 
 
 def _built(kernel: Kernel, launch: Launch) -> tuple[CudaText, Callable]:

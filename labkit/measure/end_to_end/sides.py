@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
 
 from labkit import devices
-from labkit.engine.params import SamplingParams
-from labkit.engine.sampling import RowSampler, choose
+from labkit.engine.replay import Replays
+from labkit.kernels.recording import machine_here
+from labkit.measure.direct import DirectRow
 from labkit.measure.end_to_end.fair_line import own_deltanet
 from labkit.measure.end_to_end.filled import Filled
 from labkit.models.contract import Model
@@ -49,9 +50,10 @@ class LabkitSide:
 
     warm_up_tokens: int | None = None
 
-    def __init__(self, model: Model, name: str = "labkit", *, chunk: int | None = None):
+    def __init__(self, model: Model, name: str = "labkit", *, chunk: int | None = None, replay: bool = True):
         self.model, self.name = model, name
         self.chunk = chunk or CHUNK
+        self._replays = Replays(model, machine_here() if replay else None)
 
     def prefill(self, tokens: mx.array) -> float:
         caches, last = self.model.make_caches(), tokens.size - 1
@@ -60,7 +62,7 @@ class LabkitSide:
             piece = tokens[None, first : min(first + self.chunk, last)]
             self.model(piece, caches, Rows.single(first), logits=None)
             mx.eval([cache.state for cache in caches])
-        next(self._tokens(caches, tokens[last:], last))
+        next(self._tokens(caches, int(tokens[last].item()), last))
         seconds = time.perf_counter() - begin
         mx.synchronize()
         return seconds
@@ -68,26 +70,11 @@ class LabkitSide:
     def decode(self, filled: Filled, steps: int, warm_up: int) -> tuple[float, int]:
         caches = filled.into(self.model.make_caches())
         size = sum(cache.nbytes for cache in caches)
-        return _seconds_a_token(
-            self._tokens(caches, mx.array([1], dtype=mx.int32), filled.context), steps, warm_up
-        ), size
+        return _seconds_a_token(self._tokens(caches, 1, filled.context), steps, warm_up), size
 
-    def _tokens(self, caches: list, token: mx.array, position: int) -> Any:
+    def _tokens(self, caches: list, token: int, position: int) -> Iterator[int]:
         """Tokens as the host reads them; the next one is on its way before one is read."""
-        sampler, step = RowSampler(SamplingParams(temperature=0.0), 0), 0
-
-        def launch(fed: mx.array) -> Any:
-            output = self.model(fed[:, None], caches, Rows.single(position + step), logits="last")
-            choice = choose(output.logits[:, -1, :], fed, [sampler], [step], [None])
-            mx.async_eval(choice.arrays())
-            return choice
-
-        pending = launch(token)
-        while True:
-            step += 1
-            following = launch(pending.token)
-            yield pending.token.item()
-            pending = following
+        return DirectRow(self.model, caches, position, self._replays).tokens(token)
 
 
 class MlxLmSide:

@@ -7,7 +7,7 @@ changes as arrays: tokens, positions, counts of columns, states, tails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,12 @@ from labkit.caches.paged_rows import int32s
 from labkit.kernels.fused import place_columns
 from labkit.kernels.targets import device_target
 from labkit.models.contract import Output
+from labkit.models.decode_step import DecodeStep
 from labkit.models.hybrid import attention_layer, delta_layer, persistent
 from labkit.models.hybrid.config import ATTENTION
 from labkit.models.hybrid.graph import Graph
 from labkit.models.hybrid.plan import Columns, Step
+from labkit.models.hybrid.recordable import decode_step
 
 FEW = delta_layer.MAX_STEP
 """Tokens a row that count as few: a draft of eight can be verified."""
@@ -68,6 +70,17 @@ class FewTokens:
         self, step: Step, logits: str | None, hidden: bool, given: bool, *, paged: bool, padded: bool
     ) -> Callable:
         """The forward for steps of this form. Shapes may differ: `mx.compile` knows them itself."""
+        compute = self._by_arrays(step, logits, hidden, given, paged=paged)
+        if not self._may_compile(step):
+            return compute
+        key = (step.plan, step.length, step.recording, logits, hidden, given, paged, padded)
+        if key not in self._compiled:
+            self._compiled[key] = mx.compile(compute)
+        return self._compiled[key]
+
+    def _by_arrays(self, step: Step, logits: str | None, hidden: bool, given: bool, *, paged: bool) -> Callable:
+        """(tokens, positions and counts; spans; what each layer remembers) -> (what was asked for, what they remember
+        then)."""
         graph = self._graph
 
         def compute(arrays: list[mx.array], spans: list[mx.array], memory: list[tuple]) -> tuple[tuple, list[tuple]]:
@@ -100,12 +113,15 @@ class FewTokens:
                 return tuple(part if part is None else by_rows(part) for part in asked), after
             return tuple(graph.head(*map(by_rows, parts), None, logits, hidden, now)), after
 
-        if not self._may_compile(step):
-            return compute
-        key = (step.plan, step.length, step.recording, logits, hidden, given, paged, padded)
-        if key not in self._compiled:
-            self._compiled[key] = mx.compile(compute)
-        return self._compiled[key]
+        return compute
+
+    def recordable(self, caches: list[Cache], step: Step, positions: Sequence[int], tokens: int) -> DecodeStep | None:
+        """See `recordable.decode_step`. MLX's own product for small matrices gives way to labkit's: see `own`."""
+        variants = step.plan.variants
+        if variants.decode_rows == "gemv":
+            step = replace(step, plan=replace(step.plan, variants=replace(variants, decode_rows="own")))
+        compute = self._by_arrays(step, "last", False, False, paged=False)
+        return decode_step(self._graph.layers, compute, caches, step, positions, tokens)
 
     def _may_compile(self, step: Step) -> bool:
         """Compiled graphs are for GPUs, and for references, whose operations MLX can trace on a CPU."""

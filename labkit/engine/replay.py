@@ -1,0 +1,207 @@
+"""Rows that decode by a recording: where recordings can be replayed, one graph a token instead of hundreds of launches.
+
+Rows that stay together for a few steps are recorded once (`labkit.kernels.recording`): forward, draw and counters. From
+then on a step is one launch, and MLX has no part in it. Their caches hold stale arrays meanwhile; whoever wants the
+caches asks for them first, and gets what the last step left (`Replay.close`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.caches import Cache
+from labkit.engine.kernel_draws import columns_of
+from labkit.engine.sampling import Choice, RowSampler
+from labkit.kernels.recording import Machine, NotRecordable, Recording, count_on, record
+from labkit.kernels.sampling import sample
+from labkit.models import Model, Rows
+from labkit.models.decode_step import DecodeStep
+
+QUIET = 2
+"""Steps that the same rows take by MLX before they are replayed: rows that come and go at every step never are."""
+
+FEWEST = 8
+"""Tokens that must be to come: opening copies the rows' states, and a new shape is recorded in some 0.1 s."""
+
+TOKEN, LOGPROB, COUNTERS = range(3)
+"""What is carried from step to step before the model's memory."""
+
+
+class Later:
+    """Values of a step that the device may not have reached: `tolist` waits for it."""
+
+    def __init__(self, step: Started, index: int, dtype: type):
+        self._step, self._index, self._dtype = step, index, dtype
+
+    def tolist(self) -> list:
+        """The values, one a row."""
+        return self._step.values()[self._index].view(self._dtype).tolist()
+
+
+class Started:
+    """One replayed step."""
+
+    def __init__(self, recording: Recording, begun: Any):
+        self._recording, self._begun = recording, begun
+        self._values: list[np.ndarray] | None = None
+
+    def values(self) -> list[np.ndarray]:
+        """Wait for it: the rows' tokens and their log-probabilities, as bytes."""
+        if self._values is None:
+            self._values, self._begun = self._recording.read(self._begun), None
+        return self._values
+
+    def choice(self, rows: int) -> Choice:
+        """As `choose` gives it, but that its arrays can only be read."""
+        return Choice(Later(self, 0, np.uint32), Later(self, 1, np.float32), [None] * rows, [None] * rows, {})
+
+
+class Replay:
+    """Rows that are being replayed.
+
+    Attributes:
+        left: steps until it must be closed.
+    """
+
+    def __init__(self, recording: Recording, step: DecodeStep, rows: int):
+        self._recording, self._step, self._rows = recording, step, rows
+        self._taken, self._last = 0, None
+        self.left = step.room
+
+    def launch(self) -> Choice:
+        """Begin one step; nothing is waited for but the step before the last one."""
+        if self._last is not None and self._before is not None:
+            self._before.values()  # its copies are about to be written anew
+        self._before, self._last = self._last, Started(self._recording, self._recording.replay())
+        self._taken, self.left = self._taken + 1, self.left - 1
+        return self._last.choice(self._rows)
+
+    _before: Started | None = None
+
+    def close(self) -> Choice | None:
+        """Let the caches take what the last step left. Returns its token as arrays, or None if no step was taken."""
+        for started in (self._before, self._last):
+            if started is not None:
+                started.values()
+        carried = self._recording.carried()
+        self._step.keep(carried[COUNTERS + 1 :], self._taken)
+        if self._last is None:
+            return None
+        rows = self._rows
+        return Choice(carried[TOKEN], carried[LOGPROB], [None] * rows, [None] * rows, {})
+
+
+class Replays:
+    """Who may be replayed, and the one recording that is kept.
+
+    Args:
+        model: the model. machine: where to replay; None: nowhere.
+
+    Attributes:
+        refused: why the rows of a form are not replayed, by the form.
+        recorded: recordings made. seconds: that they took.
+    """
+
+    def __init__(self, model: Model, machine: Machine | None):
+        self._model, self._machine = model, machine
+        self._recording: Recording | None = None
+        self._form: tuple | None = None
+        self._asked: tuple = ()
+        self._count = 0
+        self._never: tuple | None = None
+        self.refused: dict[tuple, str] = {}
+        self.recorded, self.seconds = 0, 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the recording that is kept."""
+        return 0 if self._recording is None else self._recording.nbytes
+
+    def open(
+        self,
+        who: tuple,
+        caches: list[Cache],
+        samplers: Sequence[RowSampler],
+        fed: Sequence[int],
+        chosen: Sequence[int],
+        token: mx.array,
+        tokens: int,
+    ) -> Replay | None:
+        """Replay these rows from now on, or None if they are not to be.
+
+        Args:
+            who: the rows' names: they must have asked `QUIET` times in a row.
+            caches, samplers: theirs. fed: tokens in the caches. chosen: tokens drawn.
+            token: what they feed next, uint32 [B].
+            tokens: that any of them may still want.
+        """
+        if self._machine is None or not hasattr(self._model, "decode_step"):
+            return None
+        if who != self._asked:
+            self._asked, self._count = who, 0
+        self._count += 1
+        options = [sampler.for_kernels for sampler in samplers]
+        if self._count <= QUIET or tokens < FEWEST or self._never == who or None in options:
+            return None
+        step = self._model.decode_step(caches, Rows.batch(list(fed)), fed, tokens)
+        if step is None:
+            self._never = who
+        if step is None or step.room < FEWEST:
+            return None
+        return self._opened(who, step, columns_of(tuple(options)), chosen, token)
+
+    def _opened(
+        self, who: tuple, step: DecodeStep, options: dict[str, mx.array], chosen: Sequence[int], token: mx.array
+    ) -> Replay | None:
+        rows, by = len(chosen), _counters((*step.by, *(1,) * len(chosen)))
+        carried = [
+            token.astype(mx.uint32), mx.zeros((rows,), mx.float32), _counters((*step.counters, *chosen)), *step.memory
+        ]  # fmt: skip
+        given = [*options.values(), *step.given]
+        mx.eval(carried, given, by)
+        form = tuple((array.shape, array.dtype) for array in (*carried, *given))
+        if form in self.refused:
+            self._never = who
+            return None
+        if form != self._form:
+            self._recording = self._form = None  # its memory first
+            try:
+                self._recording, self._form = self._record(step, options, carried, given, by), form
+            except NotRecordable as reason:
+                self.refused[form] = str(reason)
+                return None
+        own = self._recording.open(carried, given)
+        step.keep(own[COUNTERS + 1 :], 0)
+        return Replay(self._recording, step, rows)
+
+    def _record(
+        self,
+        step: DecodeStep,
+        options: dict[str, mx.array],
+        carried: list[mx.array],
+        given: list[mx.array],
+        by: mx.array,
+    ) -> Recording:
+        names, counted, rows = list(options), len(step.counters), carried[TOKEN].size
+
+        def whole(carried: list[mx.array], given: list[mx.array]) -> list[mx.array]:
+            token, _, counters, *memory = carried
+            logits, memory = step.compute(token[:, None], counters[:counted], given[len(names) :], memory)
+            draw = dict(zip(names, given, strict=False))
+            number = counters[counted : counted + rows].view(mx.uint32)
+            token, logprob = sample(logits.reshape(rows, -1), step=number, **draw)
+            return [token, logprob, count_on(counters, by), *memory]
+
+        begin = time.perf_counter()
+        recording = record(whole, carried, given, self._machine, reads=(TOKEN, LOGPROB))
+        self.recorded, self.seconds = self.recorded + 1, self.seconds + time.perf_counter() - begin
+        return recording
+
+
+def _counters(numbers: Sequence[int]) -> mx.array:
+    return mx.array(list(numbers), dtype=mx.int32)

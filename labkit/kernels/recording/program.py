@@ -1,0 +1,177 @@
+"""What was noted of a function's launches, with every address named by what lies there."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import mlx.core as mx
+
+from labkit.kernels.launch import Kernel
+from labkit.kernels.signature import Launch
+
+Addresses = Callable[[Sequence[mx.array]], list[int]]
+
+
+class NotRecordable(Exception):
+    """A function does what a recording cannot hold; the message says what."""
+
+
+class Noted(NamedTuple):
+    """One launch as it happened."""
+
+    kernel: Kernel
+    launch: Launch
+    outputs: tuple[mx.array, ...]
+
+
+class Place(NamedTuple):
+    """Where an array of a launch lies.
+
+    Attributes:
+        kind: "before" and "after": what the function carries from call to call, its input and its output number
+            `index`; "given": number `index` of what stays the same while a recording is open; "fixed": always there.
+        offset: bytes behind its first; the address itself of what is fixed.
+    """
+
+    kind: Literal["before", "after", "given", "fixed"]
+    index: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A launch, and where its inputs and outputs lie."""
+
+    kernel: Kernel
+    launch: Launch
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+
+    @property
+    def given(self) -> bool:
+        """Whether an address of it changes when a recording is opened anew."""
+        return any(place.kind == "given" for place in self.inputs)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The launches of one call, in order.
+
+    Attributes:
+        made: what the launches wrote; they write it again at each call. read: what they were noted with besides. All of
+            it lives as long as the program.
+    """
+
+    nodes: tuple[Node, ...]
+    made: tuple[mx.array, ...]
+    read: tuple[mx.array, ...]
+
+
+class _Regions:
+    """Whose bytes an address is."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._found: list[tuple[int, Place | None]] = []
+
+    def add(self, address: int, nbytes: int, place: Place | None) -> None:
+        """Bytes that belong to `place`; to what is fixed if None. What was added first counts."""
+        at = bisect.bisect_left(self._starts, address)
+        if at < len(self._starts) and self._starts[at] == address:
+            return
+        self._starts.insert(at, address)
+        self._found.insert(at, (nbytes, place))
+
+    def place(self, address: int, nbytes: int) -> Place | None:
+        """The place of some bytes, or None if nobody owns all of them."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at < 0:
+            return None
+        start, (size, place) = self._starts[at], self._found[at]
+        if address + nbytes > start + size:
+            return None
+        return Place("fixed", 0, address) if place is None else place._replace(offset=address - start)
+
+
+def as_program(
+    noted: Sequence[Noted],
+    again: Sequence[Noted],
+    before: Sequence[mx.array],
+    after: Sequence[mx.array],
+    given: Sequence[mx.array],
+    addresses: Addresses,
+) -> Program:
+    """Name every address.
+
+    Args:
+        noted: the launches. again: those of a second call with the same arguments, while all arrays of the first one
+            live: an input at the same address in both is one that nobody makes anew (a weight, an option).
+        before, after: what the function was given to carry on, and what it left in its place.
+        given: what it was given besides, and may lie elsewhere the next time.
+        addresses: where arrays lie.
+
+    Raises:
+        NotRecordable: an input that is none of these and that no launch made, or something carried on that is not a
+            launch's whole output.
+    """
+    if [(array.dtype, array.shape) for array in before] != [(array.dtype, array.shape) for array in after]:
+        raise NotRecordable("what is carried on changes its shape or dtype from call to call")
+    regions = _regions(noted, before, after, given, addresses)
+    if [launch.kernel.name for launch in noted] != [launch.kernel.name for launch in again]:
+        raise NotRecordable("two calls made different launches")
+    where = addresses([array for launch in noted for array in launch.launch.inputs])
+    twice = addresses([array for launch in again for array in launch.launch.inputs])
+    written = iter(addresses([array for launch in noted for array in launch.outputs]))
+    nodes, at = [], 0
+    for launch in noted:
+        inputs = []
+        for index, (name, array) in enumerate(zip(launch.kernel.text.input_names, launch.launch.inputs, strict=True)):
+            address, fixed = where[at], where[at] == twice[at] or not array.size or _is_number(launch.launch, index)
+            place = regions.place(address, array.nbytes) or (Place("fixed", 0, address) if fixed else None)
+            if place is None:
+                raise NotRecordable(
+                    f"input {name} of kernel {launch.kernel.name} is neither a launch's output nor what was given: an "
+                    "operation of MLX's own made it"
+                )
+            inputs.append(place)
+            at += 1
+        outputs = [
+            regions.place(address, array.nbytes) if array.size else Place("fixed", 0, address)
+            for address, array in zip(itertools.islice(written, len(launch.outputs)), launch.outputs, strict=True)
+        ]
+        nodes.append(Node(launch.kernel, launch.launch, tuple(inputs), tuple(outputs)))
+    made = tuple(array for launch in noted for array in launch.outputs)
+    return Program(tuple(nodes), made, tuple(array for launch in noted for array in launch.launch.inputs))
+
+
+def _regions(
+    noted: Sequence[Noted],
+    before: Sequence[mx.array],
+    after: Sequence[mx.array],
+    given: Sequence[mx.array],
+    addresses: Addresses,
+) -> _Regions:
+    regions = _Regions()
+    for kind, arrays in (("before", before), ("given", given)):
+        for index, (address, array) in enumerate(zip(addresses(arrays), arrays, strict=True)):
+            regions.add(address, array.nbytes, Place(kind, index, 0))
+    left = {address: index for index, address in enumerate(addresses(after))}
+    outputs = [array for launch in noted for array in launch.outputs if array.size]
+    for address, array in zip(addresses(outputs), outputs, strict=True):
+        index = left.pop(address, None)
+        if index is not None and array.nbytes != after[index].nbytes:
+            raise NotRecordable(f"carried array {index} is a part of a launch's output")
+        regions.add(address, array.nbytes, None if index is None else Place("after", index, 0))
+    if left:
+        raise NotRecordable(
+            f"carried array {min(left.values())} is not a launch's output: an operation of MLX's own made it"
+        )
+    return regions
+
+
+def _is_number(launch: Launch, index: int) -> bool:
+    return bool(launch.numbers) and launch.numbers[index] is not None

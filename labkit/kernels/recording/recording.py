@@ -1,0 +1,151 @@
+"""A recorded function that carries arrays from call to call, replayed where it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.kernels.recording.machine import Machine
+from labkit.kernels.recording.program import Noted, NotRecordable, Place, Program, as_program
+from labkit.kernels.targets import watched
+
+Step = Callable[[list[mx.array], list[mx.array]], list[mx.array]]
+"""(what is carried, what is given) -> what is carried on, in the same shapes."""
+
+
+class Recording:
+    """Two graphs of one program. One reads the first set of carried arrays and writes the second, the other the other
+    way round.
+
+    Open it, replay it as often as wanted, and take `carried` out: between `open` and the next one nobody else may write
+    what is given, and what is carried lies in the recording's own memory.
+
+    Attributes:
+        nbytes: of the arrays that are its own.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        program: Program,
+        sets: tuple[list[mx.array], list[mx.array]],
+        given: Sequence[mx.array],
+        reads: Sequence[int],
+    ):
+        self._machine, self._program, self._reads = machine, program, list(reads)
+        self._sets = sets
+        self._addresses = [machine.addresses(arrays) for arrays in sets]
+        self._given: list[mx.array] = list(given)
+        self._where = machine.addresses(given)
+        self._side = 0
+        prepared = machine.prepare(program)
+        self._graphs = [machine.build(prepared, self._resolve(side)) for side in (0, 1)]
+        self.nbytes = sum(array.nbytes for array in [*program.made, *sets[0]])
+
+    def _resolve(self, side: int) -> Callable[[Place], int]:
+        def address(place: Place) -> int:
+            if place.kind == "fixed":
+                return place.offset
+            if place.kind == "given":
+                return self._where[place.index] + place.offset
+            of = side if place.kind == "before" else 1 - side
+            return self._addresses[of][place.index] + place.offset
+
+        return address
+
+    def open(self, carried: Sequence[mx.array], given: Sequence[mx.array]) -> list[mx.array]:
+        """Take over the values of evaluated arrays, in shapes and dtypes as recorded.
+
+        Returns:
+            The recording's own arrays that hold `carried` now, and stale values as soon as it is replayed.
+
+        Raises:
+            ValueError: other shapes or dtypes.
+        """
+        forms = lambda arrays: [(array.shape, array.dtype) for array in arrays]
+        if forms(carried) != forms(self._sets[0]) or forms(given) != forms(self._given):
+            raise ValueError("a recording is opened with arrays of the shapes and dtypes that it was recorded with")
+        self._machine.wait()
+        self._side = 0
+        where = self._machine.addresses([*carried, *given])
+        mine, theirs = self._addresses[0], where[: len(carried)]
+        self._machine.copy([(to, at, a.nbytes) for to, at, a in zip(mine, theirs, carried, strict=True) if to != at])
+        self._given = list(given)
+        if self._where != where[len(carried) :]:
+            self._where = where[len(carried) :]
+            for side in (0, 1):
+                self._machine.move(self._graphs[side], self._resolve(side))
+        self._machine.wait()  # until then `carried` must live
+        return self._sets[0]
+
+    def replay(self) -> Any:
+        """Begin one more call. Returns what `read` takes; the second call after it overwrites what it would read."""
+        after = 1 - self._side
+        sizes = [self._sets[after][index].nbytes for index in self._reads]
+        reads = [(self._addresses[after][index], size) for index, size in zip(self._reads, sizes, strict=True)]
+        begun = self._machine.launch(self._graphs[self._side], reads)
+        self._side = after
+        return begun
+
+    def read(self, begun: Any) -> list[np.ndarray]:
+        """Wait for a call: the arrays whose numbers `record` was given as `reads`, as bytes."""
+        return self._machine.read(begun)
+
+    def carried(self) -> list[mx.array]:
+        """Copies of what is carried now, once all calls are done."""
+        self._machine.wait()
+        return self._machine.copies(self._sets[self._side])
+
+
+def record(
+    step: Step,
+    carried: Sequence[mx.array],
+    given: Sequence[mx.array],
+    machine: Machine,
+    *,
+    reads: Sequence[int] = (),
+) -> Recording:
+    """Run a function three times on the same arrays: twice to note its launches, once from the graph to compare.
+
+    Args:
+        step: calls labkit's kernels, and else only such operations of MLX's as change no value (reshape, slices).
+        carried, given: evaluated arrays, which stay as they are.
+        reads: numbers of carried arrays that the host wants after each call.
+
+    Raises:
+        NotRecordable: it does something else, or the graph's values differ in a single bit.
+    """
+    before = machine.copies(carried)
+    noted, after = _noted(step, before, given)
+    again, _ = _noted(step, before, given)
+    wanted = machine.copies(after)
+    program = as_program(noted, again, before, after, given, machine.addresses)
+    del again
+    recording = Recording(machine, program, (before, after), given, reads)
+    recording.open(before, given)
+    recording.replay()
+    for index, (got, want) in enumerate(zip(recording.carried(), wanted, strict=True)):
+        if not mx.array_equal(_bytes(got), _bytes(want)).item():
+            raise NotRecordable(f"carried array {index}, {got.dtype} {got.shape}, differs when it is replayed")
+    return recording
+
+
+def _noted(step: Step, before: list[mx.array], given: Sequence[mx.array]) -> tuple[list[Noted], list[mx.array]]:
+    noted: list[Noted] = []
+
+    def note(kernel: Any, launch: Any, outputs: list[mx.array]) -> None:
+        mx.eval(outputs)
+        noted.append(Noted(kernel, launch, tuple(outputs)))
+
+    with watched(note):
+        after = step(list(before), list(given))
+    mx.eval(after, *(launch.launch.inputs for launch in noted))
+    mx.synchronize()
+    return noted, after
+
+
+def _bytes(array: mx.array) -> mx.array:
+    return array.reshape(-1).view(mx.uint8)
