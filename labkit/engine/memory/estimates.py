@@ -12,6 +12,7 @@ from labkit import devices
 from labkit.engine.capacity import Budget
 from labkit.models import LoadedModel
 from labkit.models.adapter import Adapter
+from labkit.models.hybrid import Hybrid
 from labkit.models.hybrid.native import NativeHybrid
 
 FP32 = 4
@@ -20,8 +21,8 @@ FP32 = 4
 class Estimates:
     """Bytes that requests on one model need. Every method is monotone in each of its arguments.
 
-    A graph that knows what its forwards hold says it itself (`labkit.models.hybrid.native.memory`); for others it
-    follows from the config.
+    A graph that knows what its forwards hold says it itself (`labkit.models.hybrid.native.memory`, and on a GPU
+    `labkit.models.hybrid.memory`); for others it follows from the config.
 
     Args:
         loaded: the model.
@@ -32,9 +33,10 @@ class Estimates:
 
     def __init__(self, loaded: LoadedModel, budget: Budget, *, kind: devices.Kind | None = None):
         self._budget = budget
-        self._own = loaded.model.temporary_bytes if isinstance(loaded.model, NativeHybrid) else None
         config = loaded.config.get("text_config", loaded.config)
         on_cpu = (kind or devices.this_device().kind) == "cpu"
+        knows = isinstance(loaded.model, NativeHybrid) or (isinstance(loaded.model, Hybrid) and not on_cpu)
+        self._own = loaded.model.temporary_bytes if knows else None
         size = loaded.model.dtype.size
         kinds = set(loaded.model.layer_kinds)
         self._vocabulary = loaded.model.vocab_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -17,10 +16,7 @@ from labkit.models.hybrid.experts import Experts
 from labkit.models.hybrid.mlp import DenseBlock
 from labkit.models.hybrid.packing import LayerWeights, ModelWeights
 from labkit.models.hybrid.plan import Step
-
-SENT_TOGETHER = 2
-"""Layers of a prompt that a GPU is given at once. The host takes some 20 ms to build a chunk of 40 layers; evaluated
-only then, a prompt of 32K tokens left an H200 waiting for 16 % of its time."""
+from labkit.models.hybrid.sending import Sending
 
 
 class Layer:
@@ -56,13 +52,14 @@ class Graph:
                 mixer's output.
         """
         stream, update = x, None
-        sends = device_target() is not None and step.length > MAX_STEP
+        sending = Sending() if device_target() is not None and step.length > MAX_STEP else None
         for index, layer in enumerate(self.layers):
             stream, projected = self._project(layer, update, stream, step)
             stream, update = layer.mlp(mix(index, projected), stream, step)
             del projected  # large for a prompt: not to be held while the next layer is built
-            if sends and index % SENT_TOGETHER == SENT_TOGETHER - 1:
-                _send(stream, update)
+            # Not the last layer: where no logits are asked for, nobody needs what comes behind its mixer.
+            if sending and index < len(self.layers) - 1:
+                sending.send(stream, update)
         return stream, update
 
     def _project(
@@ -90,9 +87,3 @@ class Graph:
             return Output(None, states)
         chosen = select_columns(states, logits, lengths) if hidden else states
         return Output(step.plan.product(chosen, self.weights.head), states if hidden else None)
-
-
-def _send(*arrays: mx.array) -> None:
-    """Begin to compute them, unless a function is being transformed (compiled, or recorded by `labkit trace`)."""
-    with contextlib.suppress(ValueError):
-        mx.async_eval(*arrays)

@@ -11,7 +11,7 @@ from labkit.caches import BatchedContiguous, BatchedRecurrent, Cache, Contiguous
 from labkit.caches.layout import ArraySpec, dtype_name
 from labkit.caches.paged import PagedCache
 from labkit.kernels.gated_delta import row_spans
-from labkit.kernels.targets import target_in_use
+from labkit.kernels.targets import device_target, target_in_use
 from labkit.models.contract import LayerKind, LogitsFor, Output
 from labkit.models.hybrid.config import LINEAR, HybridConfig
 from labkit.models.hybrid.decode import FEW, FewTokens
@@ -122,7 +122,8 @@ class Hybrid:
 
     def _sizes(self) -> dict[str, int]:
         slots = next((w.mlp.shared_slots for w in self.weights.layers if self.sizes.sparse), 0)
-        return {"itemsize": self.dtype.size, "shared_slots": slots, "on_cuda": target_in_use() == "cuda"}
+        on_cuda, sends = target_in_use() == "cuda", device_target() is not None
+        return {"itemsize": self.dtype.size, "shared_slots": slots, "on_cuda": on_cuda, "sends": sends}
 
     # -- forward -------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from copy import copy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,8 @@ from labkit.engine.capacity import Budget
 from labkit.engine.memory import Estimates
 from labkit.measure.footprint import can_measure
 from labkit.models import Model, Rows
+from labkit.models.hybrid import Hybrid
+from labkit.models.hybrid.memory import chunk_memory
 from labkit.models.hybrid.native import NativeHybrid
 from tests import tiny_models
 from tests.engine.memory.footprint_child import ENVIRONMENT, filled
@@ -32,9 +35,9 @@ LENGTHS = st.integers(1, 5000)
 ON_A_CPU = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="about a CPU's graphs")
 
 
-def estimates(model: Model) -> Estimates:
+def estimates(model: Model, kind: str | None = None) -> Estimates:
     loaded = SimpleNamespace(model=model, config=model.config, weights_bytes=0)
-    return Estimates(loaded, Budget(loaded, 1 << 34))
+    return Estimates(loaded, Budget(loaded, 1 << 34), kind=kind)
 
 
 def native() -> NativeHybrid:
@@ -42,15 +45,22 @@ def native() -> NativeHybrid:
     return NativeHybrid.from_module(both.module, both.adapter.config, threads=3)
 
 
+def on_a_gpu() -> Hybrid:
+    """The specialised graph, as far as its sizes go, as it is there."""
+    model = copy(models().hybrid)
+    model._sizes = lambda: {"itemsize": 2, "shared_slots": 2, "on_cuda": True, "sends": True}
+    return model
+
+
 GRAPHS = {name: partial(tiny_models.adapter, name) for name in ("llama", "hybrid", "sliding", "hybrid-moe")}
-GRAPHS |= {"specialised": lambda: models().hybrid, "native": native}
+GRAPHS |= {"specialised": lambda: models().hybrid, "native": native, "on a GPU": on_a_gpu}
 
 
 @pytest.fixture(scope="module", params=GRAPHS)
 def known(request) -> Estimates:
     if request.param == "native" and mx.default_device() != mx.cpu:
         pytest.skip("a CPU's graph")
-    return estimates(GRAPHS[request.param]())
+    return estimates(GRAPHS[request.param](), "cuda" if request.param == "on a GPU" else None)
 
 
 @settings(max_examples=40)
@@ -119,6 +129,13 @@ def test_estimates_hold_for_both_graphs_of_a_hybrid_its_prompts_and_its_rows(gra
     model = models().hybrid if graph == "specialised" else models().adapter
     ratio = said(estimates(model), chunk, context, rows) / measured(model, chunk, context, rows)
     assert 0.9 <= ratio <= 1.75
+
+
+def test_on_a_gpu_the_graph_itself_says_what_is_in_flight():
+    model = on_a_gpu()
+    for chunk, context in ((64, 0), (2048, 4096)):
+        said = estimates(model, "cuda").transient(chunk, context)
+        assert said >= chunk_memory(model.sizes, chunk, context=context, shared_slots=2).sent > 0
 
 
 def footprints(*cases: tuple[str, int, list[tuple[int, int, int]]]) -> list[list]:
