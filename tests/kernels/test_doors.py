@@ -122,6 +122,7 @@ VALID: dict[str, Callable[[], dict]] = {
         "tail_values": normal(1, 1, 4, 64),
         "write": whole(1),
     },
+    "fused.embedding_rows": lambda: {"tokens": whole(3, 0), "weights": packed(32, 64), "dtype": mx.float32},
     "fused.gated_rms_norm": lambda: {"x": normal(2, 64), "z": normal(2, 64), "weight": normal(64), "eps": 1e-6},
     "fused.norm_project": lambda: {
         "x": normal(2, 64),

@@ -9,8 +9,10 @@ import pytest
 
 from labkit.kernels import fused, simulator
 from labkit.kernels.fused import (
+    EMBEDDING_ROWS,
     NORM_PROJECT,
     RESIDUAL_RMS_NORM,
+    embedding_rows_call,
     norm_project_call,
     residual_rms_norm_call,
     savings,
@@ -122,6 +124,26 @@ def test_norm_project_refuses_what_does_not_fit_beside_the_product():
     weights = Packed.quantize(normal(32, 2048))
     with pytest.raises(ValueError, match=r"at most 16384 bytes in all.*\(3, 2048\).*take residual_rms_norm"):
         fused.norm_project(normal(3, 2048), normal(3, 2048), normal(2048), 1e-6, weights)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", [mx.int32, mx.uint8])
+def test_embedding_rows_are_the_rows_dequantised(kind, target):
+    weights = Packed.quantize(normal(17, 64), 32, 8)
+    tokens = mx.array([[16, 0, 3], [3, 9, 1]], dtype=kind)
+    got = fused.embedding_rows(tokens, weights, mx.float32, target=target)
+    want = mx.dequantize(*(array[tokens] for array in weights.arrays), 32, 8)
+    assert got.shape == (2, 3, 64)
+    np.testing.assert_allclose(got, want, rtol=0, atol=5e-7)  # a unit in the last place of the largest product
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_tokens_that_an_embedding_does_not_have_read_nothing(target):
+    weights = Packed.quantize(normal(9, 64), 32)
+    rows = lambda tokens: fused.embedding_rows(tokens, weights, mx.float32, target=target)
+    assert mx.array_equal(rows(mx.array([-1, -9])), rows(mx.array([8, 0]))), "negative numbers count from the end"
+    assert mx.all(mx.isnan(rows(mx.array([9, -10, 1 << 30, -(1 << 31)])))).item()
+    assert mx.all(mx.isnan(rows(mx.array([9, 0xFFFFFFFF], dtype=mx.uint32)))).item()
 
 
 def test_appended_tokens_may_lie_flat():
@@ -272,6 +294,11 @@ def test_fused_bytes_are_what_the_kernels_touch():
             norm_project_call(normal(2, 128), normal(2, 128), mx.ones((128,)), 1e-6, Packed.quantize(normal(160, 128))),
             savings.norm_project(2, 128, 160, itemsize=4),
         ),
+        (
+            EMBEDDING_ROWS,
+            embedding_rows_call(mx.array([5, 2]), Packed.quantize(normal(9, 512)), mx.float32),
+            savings.embedding_rows(2, 512, itemsize=4),
+        ),
     ]
     for kernel, call, saving in claims:
         touched = footprint(kernel, call)
@@ -310,6 +337,22 @@ def test_fused_bytes_are_what_the_kernels_touch():
         (
             lambda: fused.norm_router(normal(1, 64), normal(1, 64), mx.ones(64), quantised(4, 128), 0.0),
             "does not fit D = 64",
+        ),
+        (
+            lambda: fused.embedding_rows(normal(2), Packed.quantize(normal(32, 64)), mx.float32),
+            r"tokens are whole numbers, at least one, not \(2,\) mlx.core.float32",
+        ),
+        (
+            lambda: fused.embedding_rows(mx.array([1]), Packed.quantize(normal(32, 64)), mx.int32),
+            "rows are float32, float16 or bfloat16, not mlx.core.int32",
+        ),
+        (
+            lambda: fused.place_columns(mx.array([1]), mx.array([1, 2]), 1, 1),
+            r"settled is one number, int32 \[1\], not \(2,\)",
+        ),
+        (
+            lambda: fused.place_columns(mx.array([1]), mx.array([1]), 2, 1, mx.array([0])),
+            r"padding is int32 \[2\], a number for each row, not \(1,\)",
         ),
     ],
 )

@@ -9,6 +9,7 @@
 | `append_heads` | the same, and two writes into a tail of the cache | attention of a few new tokens |
 | `output_gate` | layout, sigmoid, multiply | attention |
 | `gated_rms_norm` | RMSNorm, silu, multiply | Gated DeltaNet |
+| `embedding_rows` | three gathers, a dequantisation | the first thing of every forward |
 | `place_columns` | counts to each token's columns | attention of a few new tokens |
 
 `savings` says how many launches and bytes each of them saves at a given size. Other chains of the specialised engine
@@ -21,14 +22,18 @@ from __future__ import annotations
 
 from labkit.kernels.fused.chains import append_heads, gated_rms_norm, norm_router, output_gate, qk_norm_rope
 from labkit.kernels.fused.columns import PLACE_COLUMNS, place_columns, place_columns_call
+from labkit.kernels.fused.embedding import EMBEDDING_ROWS, embedding_rows, embedding_rows_call
 from labkit.kernels.fused.projection import NORM_PROJECT, norm_project, norm_project_call
 from labkit.kernels.fused.residual import RESIDUAL_RMS_NORM, residual_rms_norm, residual_rms_norm_call
 
 __all__ = [
+    "EMBEDDING_ROWS",
     "NORM_PROJECT",
     "PLACE_COLUMNS",
     "RESIDUAL_RMS_NORM",
     "append_heads",
+    "embedding_rows",
+    "embedding_rows_call",
     "gated_rms_norm",
     "norm_project",
     "norm_project_call",

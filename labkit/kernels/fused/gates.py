@@ -5,9 +5,11 @@ from __future__ import annotations
 import mlx.core as mx
 
 from labkit.kernels.fused import (
+    EMBEDDING_ROWS,
     NORM_PROJECT,
     PLACE_COLUMNS,
     RESIDUAL_RMS_NORM,
+    embedding_rows_call,
     norm_project_call,
     place_columns_call,
     residual_rms_norm_call,
@@ -39,6 +41,20 @@ def _columns(batch: int, length: int, padded: bool) -> Launch:
     settled, tail, most = (mx.random.randint(0, high, (1,)) for high in (1000, 200, 9))
     padding = mx.random.randint(0, most.item() + 1, (batch,)) if padded else None
     return PLACE_COLUMNS.launch(**place_columns_call(settled + tail, settled, batch, length, padding))
+
+
+def _embed(tokens: mx.array, n: int, k: int, bits: int, group: int, dtype: mx.Dtype, scales=None) -> Launch:
+    weights = Packed.quantize(mx.random.normal((n, k)).astype(scales or dtype), group, bits)
+    return EMBEDDING_ROWS.launch(**embedding_rows_call(tokens, weights, dtype))
+
+
+def _tokens(*shape: int, below: int) -> mx.array:
+    return mx.random.randint(0, below, shape)
+
+
+def _gather_and_dequantize(launch: Launch) -> list[mx.array]:
+    tokens, *packed = launch.inputs[:4]
+    return [mx.dequantize(*(array[tokens] for array in packed), 64, 4)]
 
 
 def _add_norm_multiply(launch: Launch) -> list[mx.array]:
@@ -107,6 +123,37 @@ ENTRIES = [
             ("plain", "lanes", (mx.float32, mx.float16, mx.bfloat16)),
             ("tensor", "tensor cores", (mx.float16, mx.bfloat16)),
         )
+    ),
+    Entry(
+        EMBEDDING_ROWS,
+        cases=(
+            Case("1 token of 40 x 2048, 4 bits", lambda dtype: _embed(_tokens(1, 1, below=40), 40, 2048, 4, 64, dtype)),
+            Case(
+                "3 x 3 tokens of 41 x 96, 8 bits, scales in fp16",
+                lambda dtype: _embed(_tokens(3, 3, below=41), 41, 96, 8, 32, dtype, mx.float16),
+            ),
+            Case(
+                "the first and the last, and five that are not there",
+                lambda dtype: _embed(mx.array([0, 8, 9, -1, -9, -10, 1 << 30, -(1 << 31), 12]), 9, 128, 4, 128, dtype),
+            ),
+        ),
+        summary="rows of a packed embedding",
+        # Products of 8-bit integers and 16-bit scales are exact in fp32, fused or not.
+        tolerance={
+            mx.float32: Tolerance(1e-6, 1e-6),
+            mx.float16: Tolerance(0, 0),
+            mx.bfloat16: Tolerance(0, 0),
+        },
+        benches=tuple(
+            Bench(
+                f"{count} tokens of 2048, 4 bits",
+                lambda dtype, count=count: _embed(_tokens(count, below=32768), 32768, 2048, 4, 64, dtype),
+                _gather_and_dequantize,
+                bytes=count * (2048 // 2 + 2048 // 64 * 4 + 2 * 2048),
+                operations=2 * count * 2048,
+            )
+            for count in (1, 2048)
+        ),
     ),
     Entry(
         PLACE_COLUMNS,

@@ -27,6 +27,17 @@ def norm_project(launch: Launch) -> list[mx.array]:
     return [hidden, normed.astype(x.dtype).astype(mx.float32) @ packed_of(launch, 4).dequantize().T]
 
 
+def embedding_rows(launch: Launch) -> list[mx.array]:
+    """scale * q + bias of the rows, in fp32; NaN for rows that are not there."""
+    tokens, weights = launch.inputs[0].astype(mx.int64), packed_of(launch, 1)
+    tokens = mx.where(tokens < 0, tokens + weights.n, tokens)
+    there = (tokens >= 0) & (tokens < weights.n)
+    flat = mx.where(there, tokens, 0).reshape(-1)
+    taken = replace(weights, **{name: getattr(weights, name)[flat] for name in ("w", "scales", "biases")})
+    rows = taken.dequantize().reshape(*tokens.shape, weights.k)
+    return [mx.where(there[..., None], rows, mx.nan)]
+
+
 def place_columns(launch: Launch) -> list[mx.array]:
     """First, last, settled and write, behind each other."""
     before, settled, padding, _, length = launch.inputs

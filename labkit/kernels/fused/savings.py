@@ -85,3 +85,10 @@ def gated_rms_norm(tokens: int, heads: int, dim: int, itemsize: int = 2) -> Savi
     """Separate: the norm, and the gate that mlx-lm compiles into one more launch."""
     block = tokens * heads * dim * itemsize
     return Saving(Cost(2, 5 * block + dim * itemsize), Cost(1, 3 * block + dim * itemsize))
+
+
+def embedding_rows(tokens: int, dim: int, bits: int = 4, group_size: int = 64, itemsize: int = 2) -> Saving:
+    """Separate: words, scales and biases gathered, each read and written once, and read again to be dequantised."""
+    packed = tokens * (dim * bits // 8 + 2 * (dim // group_size) * itemsize)
+    row = tokens * dim * itemsize
+    return Saving(Cost(4, 3 * packed + row), Cost(1, packed + row))

@@ -8,7 +8,9 @@ from functools import cached_property
 
 import mlx.core as mx
 
+from labkit.kernels.fused import embedding_rows
 from labkit.kernels.quantized_matmul import Packed
+from labkit.kernels.targets import target_in_use
 from labkit.models.files import LoadError
 from labkit.models.hybrid.config import NotSpecialised
 
@@ -50,6 +52,8 @@ class Matrix:
         (part,) = self.parts
         if isinstance(part, mx.array):
             return part[indices].astype(dtype)
+        if target_in_use() is not None and part.fits_kernels:
+            return embedding_rows(indices, part, dtype)
         taken = (array[indices] for array in part.arrays)
         return mx.dequantize(*taken, part.group_size, part.bits).astype(dtype)
 

@@ -55,7 +55,7 @@ class Plan:
         the transposed matrix, [..., N]."""
         if self._norms_inside(stream, matrix):
             return norm_project(update, stream, norm, eps, matrix.packed)
-        if update is None and not (self.kernels and stream.ndim == 2):  # a prompt's stream is not worth a copy
+        if update is None and not self.kernels:
             return stream, self.product(mx.fast.rms_norm(stream, norm, eps), matrix)
         stream, normed = residual_rms_norm(update, stream, norm, eps)
         return stream, self.product(normed, matrix)
