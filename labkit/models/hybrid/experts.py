@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.kernels.fused import norm_router, residual_rms_norm
+from labkit.kernels.fused.launches import MAX_ROUTED_ROWS
 from labkit.kernels.grouped_matmul import (
     DECODE_TOKENS,
     choose_decode_experts,
@@ -16,7 +17,7 @@ from labkit.kernels.grouped_matmul import (
     decode_experts,
     grouped_experts,
 )
-from labkit.kernels.quantized_matmul import Packed
+from labkit.kernels.quantized_matmul import DEQUANTIZE_FROM, Packed
 from labkit.kernels.routing import choose_experts, route
 from labkit.kernels.targets import device_target
 from labkit.models.hybrid import persistent
@@ -55,15 +56,20 @@ class Experts:
         return hidden.reshape(shape), y.reshape(shape)
 
     def _norm_and_score(self, update: mx.array, hidden: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
-        """The stream, its norm, and fp32 scores [T, E + 1] of the experts and of the shared expert's gate."""
-        router = self.weights.router.packed
-        if step.plan.kernels and router is not None and not step.plan.invariant:
+        """The stream, its norm, and scores [T, E + 1] of the experts and of the shared expert's gate."""
+        router, plan = self.weights.router.packed, step.plan
+        by_kernels = plan.kernels and router is not None and not plan.invariant
+        # Further rows share the router's weights, in MLX's product or, for a step that keeps to our launches, in ours.
+        by_product = plan.own and MAX_ROUTED_ROWS < step.tokens < DEQUANTIZE_FROM
+        if by_kernels and not by_product:
             return norm_router(
                 update, hidden, self.norm, tuple(router.arrays), self.config.eps,
                 group_size=router.group_size, bits=router.bits,
             )  # fmt: skip
         hidden, x = residual_rms_norm(update, hidden, self.norm, self.config.eps)
-        return hidden, x, step.plan.product(x, self.weights.router).astype(mx.float32)
+        logits = plan.product(x, self.weights.router)
+        # The choice for more rows than a few takes scores of any float type.
+        return hidden, x, logits if by_product and self.shared is None else logits.astype(mx.float32)
 
     def _products(self, x: mx.array, logits: mx.array, step: Step) -> mx.array:
         """The chosen experts' part of x [T, D], by scores [T, E + 1]."""

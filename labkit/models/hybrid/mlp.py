@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import mlx.core as mx
 
 from labkit.kernels.fused import residual_rms_norm
 from labkit.kernels.grouped_matmul import DECODE_TOKENS, decode_experts
+from labkit.kernels.placement import on_device
 from labkit.kernels.quantized_matmul import Packed
 from labkit.models.hybrid.config import HybridConfig
 from labkit.models.hybrid.matrix import Matrix, mapped
@@ -24,9 +25,7 @@ class DenseMLP:
     def product(self, x: mx.array, step: Step) -> mx.array:
         """x [T, D] -> [T, D]."""
         if step.plan.kernels and self._as_expert is not None and self._few(x, step):
-            tokens = x.shape[0]
-            chosen, weight = mx.zeros((tokens, 1), mx.int32), mx.ones((tokens, 1), mx.float32)
-            return decode_experts(x, *self._as_expert, chosen, weight)
+            return decode_experts(x, *self._as_expert, *_the_only(x.shape[0]))
         gate = step.plan.product(x, Matrix((self.weights.gate,)))
         up = step.plan.product(x, Matrix((self.weights.up,)))
         return step.plan.product(_swiglu(gate, up), self.weights.down)
@@ -54,6 +53,12 @@ class DenseBlock:
         """update, hidden [..., D]: what the mixer adds, and the residual stream -> the stream, and what this adds."""
         hidden, x = residual_rms_norm(update, hidden, self.norm, self.config.eps)
         return hidden, self.mlp.product(x.reshape(step.tokens, x.shape[-1]), step).reshape(x.shape)
+
+
+@lru_cache
+def _the_only(tokens: int) -> tuple[mx.array, mx.array]:
+    """The choice of the only expert, and all the weight for it: kept, since each would be a launch of every layer."""
+    return on_device(mx.zeros((tokens, 1), mx.int32)), on_device(mx.ones((tokens, 1), mx.float32))
 
 
 @mx.compile

@@ -9,7 +9,15 @@ import mlx.core as mx
 
 from labkit.kernels.fused import norm_project, residual_rms_norm
 from labkit.kernels.fused.projection import fits
-from labkit.kernels.quantized_matmul import FEW, MANY_ROWS, Packed, choose_variant, many_rows_call, quantized_matmul
+from labkit.kernels.quantized_matmul import (
+    DEQUANTIZE_FROM,
+    FEW,
+    MANY_ROWS,
+    Packed,
+    choose_variant,
+    many_rows_call,
+    quantized_matmul,
+)
 from labkit.kernels.quantized_matmul.packed import forms
 from labkit.kernels.targets import target_in_use
 from labkit.models.hybrid.config import NotSpecialised
@@ -42,6 +50,11 @@ class Plan:
     def kernels(self) -> bool:
         """Whether layers launch kernels, rather than MLX's own operations on a CPU."""
         return self.target is not None
+
+    @property
+    def own(self) -> bool:
+        """Whether few rows keep to labkit's launches, also where MLX's are the cheaper ones."""
+        return self.kernels and self.variants.decode_rows == "own"
 
     def product(self, x: mx.array, matrix: Matrix) -> mx.array:
         """x [..., K] times the transposed matrix -> [..., N]."""
@@ -85,6 +98,8 @@ class Plan:
             return None
         if rows <= FEW:
             return {"gemv": None, "tile": "many_rows", "own": "few_rows"}[self.variants.decode_rows]
+        if self.own and rows < DEQUANTIZE_FROM and self.variants.dequantise == "auto":
+            return "many_rows"
         return {"auto": None, "in_tile": "many_rows", "before": "dequantize"}[self.variants.dequantise]
 
     def _invariant(self, x: mx.array, part: Packed) -> mx.array:

@@ -38,7 +38,8 @@ class Variants:
         dequantise: matrix products of prompts. "auto": by the number of rows; "in_tile": weights become floats inside
             the tile; "before": the whole matrix is written as floats first.
         decode_rows: products of a few rows. "gemv": kernels that read each weight once for all rows; "tile": the
-            prompts' tiles; "own": the first also for matrices so small that MLX's product is the cheaper launch.
+            prompts' tiles; "own": labkit's kernels for up to 320 rows, also where MLX's product is the cheaper launch;
+            a decode step is then labkit's launches alone, which can be recorded.
         compiled: whether a decode step is built once (`mx.compile`) and replayed, or built anew for each token.
         kv: where a decoded token's keys and values go. "tail": into a small tail beside the settled buffer; "whole":
             into the buffer, which a back end without in-place writes copies.
