@@ -148,6 +148,7 @@ VALID: dict[str, Callable[[], dict]] = {
     },
     "fused.qk_norm_rope": lambda: {"queries": normal(1, 2, 2, 64), "keys": normal(1, 2, 1, 64), **norms()},
     "fused.residual_rms_norm": lambda: {"x": normal(64), "residual": normal(64), "weight": normal(64), "eps": 1e-6},
+    "fused.swiglu": lambda: {"gate": normal(2, 64), "up": normal(2, 64)},
     "gated_delta.chunked": rule,
     "gated_delta.decode_step": lambda: {**mixer(), "eps": 1e-6},
     "gated_delta.gated_delta_update": rule,

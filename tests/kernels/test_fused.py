@@ -12,10 +12,12 @@ from labkit.kernels.fused import (
     EMBEDDING_ROWS,
     NORM_PROJECT,
     RESIDUAL_RMS_NORM,
+    SWIGLU,
     embedding_rows_call,
     norm_project_call,
     residual_rms_norm_call,
     savings,
+    swiglu_call,
 )
 from labkit.kernels.fused.launches import (
     GATED_RMS_NORM,
@@ -299,6 +301,7 @@ def test_fused_bytes_are_what_the_kernels_touch():
             embedding_rows_call(mx.array([5, 2]), Packed.quantize(normal(9, 512)), mx.float32),
             savings.embedding_rows(2, 512, itemsize=4),
         ),
+        (SWIGLU, swiglu_call(normal(3, 500), normal(3, 500)), savings.swiglu(3, 500, itemsize=4)),
     ]
     for kernel, call, saving in claims:
         touched = footprint(kernel, call)

@@ -9,6 +9,7 @@
 | `append_heads` | the same, and two writes into a tail of the cache | attention of a few new tokens |
 | `output_gate` | layout, sigmoid, multiply | attention |
 | `gated_rms_norm` | RMSNorm, silu, multiply | Gated DeltaNet |
+| `swiglu` | sigmoid, two products | dense MLPs of more rows than a few |
 | `embedding_rows` | three gathers, a dequantisation | the first thing of every forward |
 | `place_columns` | counts to each token's columns | attention of a few new tokens |
 
@@ -20,6 +21,7 @@ and the down projection with routing weights and shared expert, in `grouped_matm
 
 from __future__ import annotations
 
+from labkit.kernels.fused.activation import SWIGLU, swiglu, swiglu_call
 from labkit.kernels.fused.chains import append_heads, gated_rms_norm, norm_router, output_gate, qk_norm_rope
 from labkit.kernels.fused.columns import PLACE_COLUMNS, place_columns, place_columns_call
 from labkit.kernels.fused.embedding import EMBEDDING_ROWS, embedding_rows, embedding_rows_call
@@ -31,6 +33,7 @@ __all__ = [
     "NORM_PROJECT",
     "PLACE_COLUMNS",
     "RESIDUAL_RMS_NORM",
+    "SWIGLU",
     "append_heads",
     "embedding_rows",
     "embedding_rows_call",
@@ -44,4 +47,6 @@ __all__ = [
     "qk_norm_rope",
     "residual_rms_norm",
     "residual_rms_norm_call",
+    "swiglu",
+    "swiglu_call",
 ]

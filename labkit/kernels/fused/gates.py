@@ -9,10 +9,12 @@ from labkit.kernels.fused import (
     NORM_PROJECT,
     PLACE_COLUMNS,
     RESIDUAL_RMS_NORM,
+    SWIGLU,
     embedding_rows_call,
     norm_project_call,
     place_columns_call,
     residual_rms_norm_call,
+    swiglu_call,
 )
 from labkit.kernels.fused.chains_gates import CHAIN_ENTRIES, SCORED
 from labkit.kernels.quantized_matmul.packed import Packed
@@ -55,6 +57,16 @@ def _tokens(*shape: int, below: int) -> mx.array:
 def _gather_and_dequantize(launch: Launch) -> list[mx.array]:
     tokens, *packed = launch.inputs[:4]
     return [mx.dequantize(*(array[tokens] for array in packed), 64, 4)]
+
+
+def _swiglu(shape: tuple[int, ...], dtype: mx.Dtype) -> Launch:
+    gate, up = (4 * mx.random.normal(shape).astype(dtype) for _ in range(2))
+    return SWIGLU.launch(**swiglu_call(gate, up))
+
+
+def _sigmoid_and_products(launch: Launch) -> list[mx.array]:
+    gate, up, _ = launch.inputs
+    return [gate * mx.sigmoid(gate) * up]
 
 
 def _add_norm_multiply(launch: Launch) -> list[mx.array]:
@@ -123,6 +135,23 @@ ENTRIES = [
             ("plain", "lanes", (mx.float32, mx.float16, mx.bfloat16)),
             ("tensor", "tensor cores", (mx.float16, mx.bfloat16)),
         )
+    ),
+    Entry(
+        SWIGLU,
+        cases=(
+            Case("3 rows of 420", lambda dtype: _swiglu((3, 420), dtype)),
+            Case("7 values", lambda dtype: _swiglu((7,), dtype)),
+        ),
+        summary="the activation of a dense MLP",
+        benches=(
+            Bench(
+                "16 rows of 17408",
+                lambda dtype: _swiglu((16, 17408), dtype),
+                _sigmoid_and_products,
+                bytes=3 * 2 * 16 * 17408,
+                operations=4 * 16 * 17408,
+            ),
+        ),
     ),
     Entry(
         EMBEDDING_ROWS,

@@ -27,6 +27,12 @@ def norm_project(launch: Launch) -> list[mx.array]:
     return [hidden, normed.astype(x.dtype).astype(mx.float32) @ packed_of(launch, 4).dequantize().T]
 
 
+def swiglu(launch: Launch) -> list[mx.array]:
+    """silu(gate) up, in fp32."""
+    gate, up = (part.astype(mx.float32) for part in launch.inputs[:2])
+    return [gate * mx.sigmoid(gate) * up]
+
+
 def embedding_rows(launch: Launch) -> list[mx.array]:
     """scale * q + bias of the rows, in fp32; NaN for rows that are not there."""
     tokens, weights = launch.inputs[0].astype(mx.int64), packed_of(launch, 1)

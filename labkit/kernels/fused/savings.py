@@ -92,3 +92,9 @@ def embedding_rows(tokens: int, dim: int, bits: int = 4, group_size: int = 64, i
     packed = tokens * (dim * bits // 8 + 2 * (dim // group_size) * itemsize)
     row = tokens * dim * itemsize
     return Saving(Cost(4, 3 * packed + row), Cost(1, packed + row))
+
+
+def swiglu(tokens: int, width: int, itemsize: int = 2) -> Saving:
+    """Separate: sigmoid, and two products."""
+    block = tokens * width * itemsize
+    return Saving(Cost(3, 8 * block), Cost(1, 3 * block))

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 import mlx.core as mx
 
-from labkit.kernels.fused import residual_rms_norm
+from labkit.kernels.fused import residual_rms_norm, swiglu
 from labkit.kernels.grouped_matmul import DECODE_TOKENS, decode_experts
 from labkit.kernels.placement import on_device
 from labkit.kernels.quantized_matmul import Packed
@@ -28,7 +28,8 @@ class DenseMLP:
             return decode_experts(x, *self._as_expert, *_the_only(x.shape[0]))
         gate = step.plan.product(x, Matrix((self.weights.gate,)))
         up = step.plan.product(x, Matrix((self.weights.up,)))
-        return step.plan.product(_swiglu(gate, up), self.weights.down)
+        activate = swiglu if step.plan.kernels else _swiglu
+        return step.plan.product(activate(gate, up), self.weights.down)
 
     def _few(self, x: mx.array, step: Step) -> bool:
         return x.shape[0] <= DECODE_TOKENS and step.plan.variants.fuse_experts and not step.plan.invariant

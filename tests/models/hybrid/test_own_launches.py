@@ -101,6 +101,7 @@ STEPS = {
     "three rows to verify": ("sparse", [5, 3, 5], 2, "all", False),
     "one row's last of four": ("sparse", [5], 4, "last", False),
     "dense, two rows": ("dense", [5, 3], 1, "last", False),
+    "dense, ten rows": ("dense", [5, 3] * 5, 1, "last", False),
 }
 
 
