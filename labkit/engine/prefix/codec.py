@@ -96,17 +96,48 @@ _UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 def _taken(arrays: dict[tuple[int, str], mx.array], lent: bool) -> dict[str, Tensor]:
     """Arrays -> bytes, all evaluated together; each copied once out of the cache's own buffer, or not at all."""
     # As integers of the same width, since numpy has no bfloat16: a view, also of columns in the middle of a buffer.
-    views = {key: array.view(_UNSIGNED[array.dtype.size]) for key, array in arrays.items()}
-    mx.eval(list(views.values()))
-    take = _pieces if lent and shares_memory() else _copied
+    views = {key: array.view(_UNSIGNED[array.dtype.size]) for key, array in arrays.items() if array.size}
+    if shares_memory():
+        mx.eval(list(views.values()))
+        taken = {key: (_pieces if lent else _copied)(view) for key, view in views.items()}
+    else:
+        taken = _fetched(views)
     return {
-        f"{layer}.{name}": Tensor(
-            dtype_name(array.dtype),
-            tuple(array.shape),
-            take(views[layer, name]) if array.size else b"",
-        )
+        f"{layer}.{name}": Tensor(dtype_name(array.dtype), tuple(array.shape), taken.get((layer, name), b""))
         for (layer, name), array in arrays.items()
     }
+
+
+TOGETHER = 64 << 20
+"""Bytes that leave a device side by side, so much memory of it they take for a moment."""
+
+
+def _fetched(views: dict[tuple[int, str], mx.array]) -> dict[tuple[int, str], memoryview]:
+    """Bytes out of a device with memory of its own, in few and new arrays.
+
+    MLX moves an array's whole buffer to memory that both share as soon as the host asks for a byte of it, for good. A
+    cache's own would lie there from then on: allocated and copied anew at each block, and read by the next kernel page
+    by page; 80 buffers a block of the 35B-A3B shape.
+    """
+    fetched, groups = {}, []
+    for key in sorted(views, key=lambda key: views[key].dtype.size):
+        last = groups[-1] if groups else None
+        if last is None or views[last[0]].dtype != views[key].dtype or _bytes(views, [*last, key]) > TOGETHER:
+            groups.append([key])
+        else:
+            last.append(key)
+    for keys in groups:
+        # One more element: alone, an array would be its own concatenation.
+        parts = [*(views[key].reshape(-1) for key in keys), mx.zeros((1,), views[keys[0]].dtype)]
+        data, at = _copied(mx.concatenate(parts)), 0
+        for key in keys:
+            fetched[key] = data[at : at + views[key].nbytes]
+            at += views[key].nbytes
+    return fetched
+
+
+def _bytes(views: dict[tuple[int, str], mx.array], keys: Sequence[tuple[int, str]]) -> int:
+    return sum(views[key].nbytes for key in keys)
 
 
 def _copied(array: mx.array) -> memoryview:
