@@ -175,17 +175,26 @@ class Sweep:
         yield point("unequal prompts", Workload.unequal(8, 2 * a.context, a.answer, prefilled=False), both[:2], 2)
 
     def point(self, name: str, workload: Workload, sides: list[Side], rounds: int) -> None:
-        """Measure one, after a short run of each side that compiles what is new (on a CPU only its first does)."""
+        """Measure one, after a warm-up of each side that needs one."""
         for side in sides:
-            if not (self.on_cpu and side.name in self.warm):
-                side.run(replace(workload, answer=6))
-                self.warm.add(side.name)
+            self.warm_up(side, workload)
         limits = {"turn": TURN, "seconds": POINT} if self.on_cpu else {}
         point = sweep_point(sides, workload, rounds=rounds, costs=self.subject.costs, rates=self.rates, **limits)
         self.rows += [{"point": name, **row} for row in point.as_rows()]
         told = ", ".join(f"{side.name} {self._figures(point, side)}" for side in sides)
         ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*point.ratio(sides[0].name, side.name)) for side in sides[1:]]
         self.say(f"{name}: {told}; ratios {', '.join(ratios)}; floor {point.floor:.0f} tok/s, load {point.load:.1f}")
+
+    def warm_up(self, side: Side, workload: Workload) -> None:
+        """Short runs before a side's first turn, which compile and load what is new. On a GPU every point has new
+        kernels; on a CPU only a side's first point does, and its runs fill a turn, with caches and threads."""
+        if self.on_cpu and side.name in self.warm:
+            return
+        self.warm.add(side.name)
+        begin, short = time.perf_counter(), replace(workload, answer=6)
+        side.run(short)
+        while self.on_cpu and time.perf_counter() - begin < TURN:
+            side.run(short)
 
     def _figures(self, point: Point, side: Side) -> str:
         median = lambda what: point.median(side.name, what)
