@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
+from labkit import devices
 from labkit.caches import Cache
 from labkit.engine.batch import DecodingBatch, Operation, merged
 from labkit.engine.events import Event
@@ -16,6 +17,7 @@ from labkit.engine.hooks import PrefixStore
 from labkit.engine.paging import Paging
 from labkit.engine.scheduler import Prompt
 from labkit.engine.session import Session
+from labkit.kernels.targets import device_target
 from labkit.models import Model, Rows
 
 
@@ -243,7 +245,16 @@ def _widths(chunks: Sequence[int], tokens: int, grid: int) -> list[int]:
     return widths
 
 
+POOL_SHARE = 1 / 32
+"""Of a GPU's working set, that MLX may keep for the next chunk."""
+
+
 def _settle(caches: Sequence[Cache]) -> None:
-    """Wait for a chunk, so that its intermediate arrays are gone before the next one makes its own."""
+    """Wait for a chunk, so that its intermediate arrays are gone before the next one makes its own.
+
+    On a GPU their memory is taken again by the next chunk, which would have the driver map all of it anew, up to a
+    gigabyte; but buffers that have grown leave ever larger old ones behind, which nobody takes.
+    """
     mx.eval([cache.state for cache in caches])
-    mx.clear_cache()
+    if device_target() is None or mx.get_cache_memory() > POOL_SHARE * devices.this_device().working_set_bytes:
+        mx.clear_cache()

@@ -11,7 +11,8 @@ import mlx.core as mx
 import pytest
 
 import labkit
-from labkit.engine import CapacityError, RequestFailed
+from labkit import devices
+from labkit.engine import CapacityError, RequestFailed, prefill
 from tests.settled import falls_to
 from tests.tiny_models import EOS
 
@@ -333,3 +334,16 @@ def test_memory_does_not_grow_with_requests(engine):
     for _ in range(20):
         greedy(engine, "ab" * 40, 2)
     assert falls_to(before + 10_000)
+
+
+@pytest.mark.parametrize(("target", "pool", "cleared"), [(None, 1, 3), ("cuda", 0.02, 0), ("cuda", 0.04, 3)])
+def test_between_chunks_a_gpu_keeps_memory_for_the_next_one(loaded, monkeypatch, target, pool, cleared):
+    """Given back after each chunk, the driver maps it anew for the next; kept without end, buffers that have grown
+    leave ever larger ones behind."""
+    known = loaded("hybrid")
+    working_set, calls = devices.this_device().working_set_bytes, []
+    monkeypatch.setattr(prefill, "device_target", lambda: target)
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: int(pool * working_set))
+    monkeypatch.setattr(mx, "clear_cache", lambda: calls.append(1))
+    greedy(labkit.Engine(known, prefill_chunk=8), [1 + i for i in range(20)], 1)
+    assert len(calls) == cleared
