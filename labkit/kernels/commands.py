@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -130,24 +132,33 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Alternations of kernel and baseline.")] = 7,
     as_json: JsonOption = False,
 ) -> None:
-    """Time each kernel's real sizes against MLX's own operations, by turns in one run."""
+    """Time each kernel's real sizes against MLX's own operations, by turns in one run.
+
+    On an NVIDIA GPU that torch sees too, the device's own time stands beside that with launches; rates are then its.
+    """
     if target is not None and target not in TARGETS:
         fail(f"no kernel target {target!r}; there are {', '.join(TARGETS)}", code=2)
     results = []
     for entry in _entries(names):
         try:
             progress = lambda what: stderr.print(f"timing {what}", highlight=False)
-            results += bench_kernel(entry, target=target, rounds=rounds, progress=progress)
+            with contextlib.redirect_stdout(sys.stderr):  # what has no device's time is told there
+                results += bench_kernel(entry, target=target, rounds=rounds, progress=progress)
         except RuntimeError as error:
             fail(str(error), code=2)
 
     def cells(r) -> tuple:
-        microseconds = [f"{1e6 * t:.1f}" if t else None for t in (r.seconds, r.baseline_seconds)]
-        rates = [f"{v:.1f}" if v else None for v in (r.ratio, r.gigabytes_per_second, r.gigaflops)]
+        times = (r.seconds, r.baseline_seconds, *([r.device_seconds, r.baseline_device_seconds] if alone else ()))
+        ratios = (r.ratio, *([r.device_ratio] if alone else ()))
+        microseconds = [f"{1e6 * t:.1f}" if t else None for t in times]
+        rates = [f"{v:.1f}" if v else None for v in (*ratios, r.gigabytes_per_second, r.gigaflops)]
         return (r.kernel, r.problem, r.dtype, r.target, *microseconds, *rates, f"{r.spread:.2f}")
 
-    columns = ["kernel", "problem", "dtype", "target", "us", "MLX us", "times faster", "GB/s", "GFLOP/s", "spread"]
-    records = [asdict(r) | {"ratio": r.ratio} for r in results]
+    alone = any(r.device_seconds for r in results)
+    columns = ["kernel", "problem", "dtype", "target", "us", "MLX us"]
+    columns += ["us alone", "MLX us alone", "times faster", "alone"] if alone else ["times faster"]
+    columns += ["GB/s", "GFLOP/s", "spread"]
+    records = [asdict(r) | {"ratio": r.ratio, "device_ratio": r.device_ratio} for r in results]
     device = str(mx.default_device())
     rendered = table(f"Measured here ({device}), medians", columns, [cells(r) for r in results])
     show({"device": device, "results": records}, as_json=as_json, render=rendered)

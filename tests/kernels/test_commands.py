@@ -10,10 +10,12 @@ import mlx.core as mx
 import pytest
 from typer.testing import CliRunner
 
-from labkit.kernels import commands, registry
+from labkit.kernels import bench, commands, registry
 from labkit.kernels.artefacts import ArtefactCache
 from labkit.kernels.check import check_on_cpu, compare
+from labkit.kernels.device_clock import DeviceTime
 from labkit.kernels.registry import Tolerance, all_entries, find_entries
+from labkit.kernels.targets import run_on
 from labkit.kernels.traffic import over_budget
 
 runner = CliRunner()
@@ -121,6 +123,34 @@ def test_bench_measures_both_sides():
     (measured,) = record["results"]
     assert measured["seconds"] > 0
     assert measured["baseline_seconds"] > 0
+    assert (measured["device_seconds"], measured["baseline_device_seconds"], measured["device_ratio"]) == (None,) * 3
+
+
+def test_bench_shows_the_device_s_own_time_and_its_rates(monkeypatch):
+    """A GPU's clock that is known: 4 us of the kernel, 10 of MLX's; what it has to say leaves the JSON whole."""
+    entry = next(entry for entry in all_entries() if entry.name == "argmax_rows")
+    problem = replace(entry.benches[0], bytes=8000, operations=4000)
+    monkeypatch.setattr(commands, "find_entries", lambda names: [replace(entry, benches=(problem,))])
+
+    def clock(sides):
+        print("a side without a time")
+        assert all(len(calls) == 1 and len(calls[0]()) == 1 for calls in sides.values())
+        return {"kernel": DeviceTime(4, 1, 1), "baseline": DeviceTime(10, 1, 1)}
+
+    monkeypatch.setattr(bench, "device_times", clock)
+    monkeypatch.setattr(bench, "run_on", lambda target, kernel, launch: run_on("reference", kernel, launch))
+    result, record = invoke("bench", "--rounds", "1", "--target", "cuda", "--json")
+    assert result.exit_code == 0
+    (measured,) = record["results"]
+    assert (measured["device_seconds"], measured["baseline_device_seconds"], measured["device_ratio"]) == (
+        *(pytest.approx(4e-6), pytest.approx(10e-6), pytest.approx(2.5)),
+    )
+    assert (measured["gigabytes_per_second"], measured["gigaflops"]) == (pytest.approx(2), pytest.approx(1))
+    assert "a side without a time" in result.stderr
+    table, _ = invoke("bench", "--rounds", "1", "--target", "cuda")
+    assert "alone" in table.stdout
+    monkeypatch.setattr(bench, "device_times", lambda sides: pytest.fail("only a GPU's time is taken so"))
+    assert invoke("bench", "--rounds", "1", "--target", "reference")[0].exit_code == 0
 
 
 @pytest.fixture
