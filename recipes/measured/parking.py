@@ -4,8 +4,8 @@
     python -m recipes.measured.parking --out OUT --commit SHA --shape qwen3.6-35b-a3b --width 2048 --name h200  # a GPU
 
 Without `--shape` it is tiny-hybrid. Three prompts in the ratio 130 : 115 : 100 arrive half a second apart, as long as
-`--seconds` let them be; all may begin below the ceiling, and do not fit once they are there. The table is written
-after every part.
+`--seconds` let them be for every policy, at the rate of an engine that has compiled everything; all may begin below the
+ceiling, and do not fit once they are there. The table is written after every part.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 import labkit
-from labkit.engine import Policy
+from labkit.engine import Event, Policy
 from labkit.engine.capacity import Budget
 from labkit.engine.memory import Estimates
 from labkit.measure import parking, pausing
@@ -58,7 +57,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="*", default=list(POLICIES), choices=list(POLICIES))
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
     parser.add_argument("--blocks", type=int, default=1000, help="of four steps with and without the guard, at most")
-    parser.add_argument("--seconds", type=float, default=100.0, help="of measuring, after the model is there")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of measuring, once all is compiled")
     parser.add_argument("--name", default="cpu", help="prefix of the file")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -75,7 +74,6 @@ class Run:
         print(
             f"{self.loaded.name}, {type(self.loaded.model).__name__}: {time.perf_counter() - begin:.0f} s", flush=True
         )
-        self.begin = time.perf_counter()
         self.path = arguments.out / f"{arguments.name}_parking.json"
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.table: dict[str, Any] = {
@@ -89,6 +87,8 @@ class Run:
     def all(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.folder = Path(folder)
+            self.warm()
+            self.begin = time.perf_counter()
             for name in self.arguments.parts:
                 self.attempt(getattr(self, name))
         self.save()
@@ -117,8 +117,7 @@ class Run:
             self.rows["idle"] = rows
 
     def estimates(self) -> None:
-        """What a chunk is said to take against what it took: of MLX's arrays, and of the process. Of the first chunk
-        the latter counts what is there once and for all, too."""
+        """What a chunk is said to take against what it took: of MLX's arrays, and of the process."""
         known = Estimates(self.loaded, Budget(self.loaded))
         width, model, rows = self.arguments.width, self.loaded.model, []
         caches, start = model.make_caches(), 0
@@ -146,12 +145,25 @@ class Run:
             print("estimate", rows[-1], flush=True)
             self.rows["estimates"] = rows
 
-    @cached_property
-    def rate(self) -> float:
-        """Prompt tokens a second, from the last chunk of the estimates, which are made if they were not asked for."""
-        if "estimates" not in self.rows:
-            self.estimates()
-        return self.arguments.width / self.rows["estimates"][-1]["seconds"]
+    def warm(self) -> None:
+        """Compile what will run: chunks, and decode steps of one row to three. A second time it tells the rate: prompt
+        tokens a second, with all that an engine does besides computing them, until they are on the disk."""
+        width = self.arguments.width
+        prompts = [2 * width + 1, 2 * width + 1, width + 1]
+        for _ in range(2):
+            begin = time.perf_counter()
+            self._under_pressure(prompts, 8, ceiling_bytes=None, gap_seconds=0)
+            seconds = time.perf_counter() - begin
+            print(f"warm: {sum(prompts)} tokens in {seconds:.2f} s", flush=True)
+        self.rate = sum(prompts) / seconds
+        self.table["engine_tokens_per_second"] = round(self.rate)
+
+    def _under_pressure(self, prompts: list[int], answer: int, **options: Any) -> tuple[parking.Pressure, list[Event]]:
+        """`parking.under_pressure` over a store that goes with it."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            return parking.under_pressure(
+                self.loaded, Path(folder) / "store", prompts, answer, width=self.arguments.width, **options
+            )
 
     def _chunk(self, caches: list, start: int, width: int) -> None:
         tokens = mx.zeros((1, width), mx.int32) + 5
@@ -175,7 +187,8 @@ class Run:
         # Prefills of all policies together take half of what is left; parts that follow need little.
         total = 0.4 * self.left() * self.rate / len(POLICIES)
         longest = int(min(self.arguments.longest, total * max(RATIO) / sum(RATIO)))
-        prompts = [max(4 * width, longest * part // max(RATIO)) for part in RATIO]
+        # Whole chunks, and the token that is fed last: other widths would compile other kernels on the way.
+        prompts = [max(4, longest * part // max(RATIO) // width) * width + 1 for part in RATIO]
         # The first must still be answering when the last is computed.
         answer = max(answer, 2 * sum(prompt // width + 1 for prompt in prompts[1:]))
         budget = Budget(self.loaded)
@@ -195,22 +208,20 @@ class Run:
             "ballast_bytes": ballast,
             "used_bytes": used,
         }
-        rows, answers = [], {}
+        rows, answers, longest_run = [], {}, 0.0
         for name in self.arguments.policies:
-            policy = POLICIES[name]
-            if rows and self.left() < 1.3 * rows[0]["seconds"]:
+            policy, begin = POLICIES[name], time.perf_counter()
+            if self.left() < 1.3 * longest_run:
                 self.table["left_out"] = [*self.table.get("left_out", []), name]
                 continue
-            result, events = parking.under_pressure(
-                self.loaded,
-                self.folder / name,
+            result, events = self._under_pressure(
                 prompts,
                 answer,
-                width=width,
                 ceiling_bytes=None if policy is None else ceiling,
                 policy=policy,
                 ballast_bytes=ballast,
             )
+            longest_run = max(longest_run, time.perf_counter() - begin)
             answers = answers or result.tokens
             same = {id: _agreement(tokens, answers[id]) for id, tokens in result.tokens.items()}
             rows.append({"run": name, **result.as_record(), "same_tokens_as_without_a_ceiling": same})
