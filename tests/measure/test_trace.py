@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from labkit.kernels.fused import embedding_rows
+from labkit.kernels.quantized_matmul import Packed
 from labkit.measure import model_costs
 from labkit.measure.trace import StepTrace, capture, pictures
 from labkit.measure.trace.capture import record
@@ -94,6 +96,15 @@ def test_a_bank_of_experts_counts_for_the_chosen_ones():
     whole = sum(i.reads for i in trace_of(function, row).launches)
     share = sum(i.reads for i in trace_of(function, row, experts=(16, 2)).launches)
     assert whole - share == 14 * 8 * 32 * 4
+
+
+def test_a_lookup_counts_for_its_rows():
+    packed = Packed.quantize(mx.ones((64, 256)))
+    mx.eval(packed.arrays)
+    captured = record(lambda tokens: embedding_rows(tokens, packed, mx.float32), mx.array([3, 5]), target="metal")
+    (lookup,) = StepTrace(captured).launches
+    assert lookup.reads == 2 * (4 + 256 // 2 + 2 * 4 * 4)
+    assert lookup.writes == 2 * 256 * 4
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -187,21 +198,21 @@ def test_a_step_of_the_specialised_graph_has_hardly_an_operation_that_launches_n
 
     captured = capture(Hybrid.from_module(small.module, small.config))
     views = [operation.name for operation in captured.operations if operation.name in VIEWS]
-    # Looking up a token: 4. A new cache's first tail: 1. Columns: 3, two of them fused once compiled. Sampling: 4.
-    assert len(views) <= 12, views
+    # Tokens without their rows, and back: 2. A new cache's first tail: 1. Columns: 1. Sampling: 4.
+    assert len(views) <= 8, views
     inside = [o for o in captured.operations if any(v.origin.startswith("layers.") for v in o.inputs)]
     assert not [operation.name for operation in inside if operation.name in VIEWS]
 
 
 def test_a_layer_of_the_specialised_graph_is_six_launches_or_eight(small):
-    """Where the projections are our own kernel, as on CUDA: behind the first layer, whose norm adds nothing."""
+    """Where the projections are our own kernel, as on CUDA."""
     from labkit.models.hybrid import Hybrid, Variants
 
     model = Hybrid.from_module(small.module, small.config, variants=Variants(decode_rows="own"))
     trace = StepTrace.of(capture(model), model_costs.of(small.config, dtype="float32"))
     names = {layer: [launch.name for launch in found] for layer, found in trace.by_layer().items()}
     half = ["few_rows_plain", "norm_router", "choose_gate_up_plain", "decode_down_plain"]
-    assert names[1] == names[2] == ["norm_project_plain", "gated_delta_step", *half]
+    assert names[0] == names[1] == names[2] == ["norm_project_plain", "gated_delta_step", *half]
     attention = ["append_heads", "decode_attention_lanes", "merge_attention_parts"]
     assert [name for name in names[3] if name not in ("Full", "GatherAxis", "Add")] == [
         "norm_project_plain", *attention, *half,

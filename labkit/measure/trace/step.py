@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import prod
 from typing import Any
 
 from labkit.kernels.persistent.prediction import Prediction, barriers_in, predict
@@ -195,6 +196,9 @@ class StepTrace:
         if operation.name in ("Gather", "GatherAxis"):
             chosen = sum(stored[value.name] for value in operation.inputs[1:])
             return made + chosen, made
+        if operation.name == "embedding_rows":
+            tokens, *matrix = operation.inputs[:4]
+            return tokens.nbytes + prod(tokens.shape) * sum(part.nbytes // part.shape[0] for part in matrix), made
         if operation.name in ("SliceUpdate", "DynamicSliceUpdate") and not self._copies:
             update = stored[operation.inputs[1].name]
             return update, update
