@@ -14,6 +14,9 @@ import mlx.core as mx
 TAIL = 256
 """Columns of a tail. Each step copies it (1 MB a layer at 2 heads of 256 in bf16), each settling copies the buffers."""
 
+AHEAD = 2048
+"""Columns of which a multiple is reserved where a buffer's shape should last."""
+
 
 class Tail(NamedTuple):
     """keys, values: [B, H, TAIL, D], whose first columns count. settled: columns before them, in the buffers."""
@@ -73,6 +76,15 @@ class Tailed:
         for buffer, new in zip(buffers, news, strict=True):
             buffer[:, :, start:end] = new
         self.keys, self.values = buffers
+
+    def make_room(self, tokens: int) -> None:
+        """Room in the buffers for a whole tail, if so many tokens are to come: by `AHEAD` columns at once, so that
+        their shape seldom changes, and rows of several lengths share one.
+        """
+        if self._keys is not None and self._keys.shape[2] >= self._filled + min(tokens, TAIL):
+            return
+        wanted = self._filled + tokens
+        self.reserve(min(wanted, -(-(self._filled + TAIL) // AHEAD) * AHEAD))
 
     def reserve(self, tokens: int) -> None:
         """Give the buffers room for `tokens` tokens now, so that their shape stays.

@@ -153,7 +153,9 @@ class DecodingBatch:
         self._clear()
 
     def _clear(self) -> None:
-        self._replay = None
+        if self._replay is not None:
+            self._replay.discard()
+            self._replay = None
         self.sessions, self._caches, self.pending = [], [], Choice.given(())
 
     def _come_back(self) -> None:

@@ -100,6 +100,8 @@ class Lanes:
     def _forget(self, batch: DecodingBatch | None) -> None:
         self._arriving = [other for other in self._arriving if other is not batch]
         self._lanes = {name: other for name, other in self._lanes.items() if other is not batch}
+        if not self._lanes:
+            self.replays.idle()
 
     def _joining(self, name: str) -> list[DecodingBatch]:
         return self._arriving if name == SHARED else []

@@ -7,6 +7,7 @@ caches asks for them first, and gets what the last step left (`Replay.close`).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,16 +18,20 @@ import numpy as np
 from labkit.caches import Cache
 from labkit.engine.kernel_draws import columns_of
 from labkit.engine.sampling import Choice, RowSampler
-from labkit.kernels.recording import Machine, NotRecordable, Recording, count_on, record
+from labkit.kernels.recording import Machine, Moved, Recording, count_on, record
 from labkit.kernels.sampling import sample
 from labkit.models import Model, Rows
 from labkit.models.decode_step import DecodeStep
 
-QUIET = 2
-"""Steps that the same rows take by MLX before they are replayed: rows that come and go at every step never are."""
+QUIET, PATIENCE = 2, 24
+"""Steps that the same rows take by MLX before they are replayed, where a recording of their form is there, and where
+one must be made, which costs some 0.1 s: rows that come and go at every step never are."""
 
 FEWEST = 8
-"""Tokens that must be to come: opening copies the rows' states, and a new shape is recorded in some 0.1 s."""
+"""Tokens that must be to come: opening copies the rows' states."""
+
+KEPT = 512 << 20
+"""Bytes of a recording that stays while nobody decodes."""
 
 TOKEN, LOGPROB, COUNTERS = range(3)
 """What is carried from step to step before the model's memory."""
@@ -70,30 +75,35 @@ class Replay:
 
     def __init__(self, recording: Recording, step: DecodeStep, rows: int):
         self._recording, self._step, self._rows = recording, step, rows
-        self._taken, self._last = 0, None
+        self._taken = 0
+        self._last: Started | None = None
+        self._before: Started | None = None
         self.left = step.room
 
     def launch(self) -> Choice:
         """Begin one step; nothing is waited for but the step before the last one."""
-        if self._last is not None and self._before is not None:
+        if self._before is not None:
             self._before.values()  # its copies are about to be written anew
         self._before, self._last = self._last, Started(self._recording, self._recording.replay())
         self._taken, self.left = self._taken + 1, self.left - 1
         return self._last.choice(self._rows)
 
-    _before: Started | None = None
-
     def close(self) -> Choice | None:
         """Let the caches take what the last step left. Returns its token as arrays, or None if no step was taken."""
-        for started in (self._before, self._last):
-            if started is not None:
-                started.values()
+        self.discard()
         carried = self._recording.carried()
         self._step.keep(carried[COUNTERS + 1 :], self._taken)
         if self._last is None:
             return None
         rows = self._rows
         return Choice(carried[TOKEN], carried[LOGPROB], [None] * rows, [None] * rows, {})
+
+    def discard(self) -> None:
+        """Wait for the steps that were begun, so that their tokens can still be read; the rows' caches are given up."""
+        for started in (self._before, self._last):
+            if started is not None:
+                started.values()
+        self._recording.close()
 
 
 class Replays:
@@ -121,6 +131,11 @@ class Replays:
     def nbytes(self) -> int:
         """Bytes of the recording that is kept."""
         return 0 if self._recording is None else self._recording.nbytes
+
+    def idle(self) -> None:
+        """Nobody decodes: a large recording goes."""
+        if self.nbytes > KEPT:
+            self._recording = self._form = None
 
     def open(
         self,
@@ -168,16 +183,27 @@ class Replays:
         if form in self.refused:
             self._never = who
             return None
-        if form != self._form:
-            self._recording = self._form = None  # its memory first
-            try:
-                self._recording, self._form = self._record(step, options, carried, given, by), form
-            except NotRecordable as reason:
-                self.refused[form] = str(reason)
-                return None
-        own = self._recording.open(carried, given)
+        if form != self._form and self._count <= PATIENCE:
+            return None
+        try:
+            own = self._own(form, step, options, carried, given, by)
+        except Exception as reason:  # whatever it is, MLX computes the rows as before
+            self.refused[form] = f"{type(reason).__name__}: {reason}"
+            self._recording = self._form = None
+            return None
         step.keep(own[COUNTERS + 1 :], 0)
         return Replay(self._recording, step, rows)
+
+    def _own(
+        self, form: tuple, step: DecodeStep, options: dict, carried: list[mx.array], given: list[mx.array], by: mx.array
+    ) -> list[mx.array]:
+        """The recording's arrays with the values of `carried`, after recording anew if need be."""
+        if form == self._form:
+            with contextlib.suppress(Moved):
+                return self._recording.open(carried, given)
+        self._recording = self._form = None  # its memory first
+        self._recording, self._form = self._record(step, options, carried, given, by), form
+        return self._recording.open(carried, given)
 
     def _record(
         self,

@@ -9,6 +9,16 @@ other reads.
 from labkit.kernels.recording.counting import COUNT_ON, count_on
 from labkit.kernels.recording.machine import Machine, machine_here
 from labkit.kernels.recording.program import NotRecordable, Program
-from labkit.kernels.recording.recording import Recording, record
+from labkit.kernels.recording.recording import Moved, Recording, record
 
-__all__ = ["COUNT_ON", "Machine", "NotRecordable", "Program", "Recording", "count_on", "machine_here", "record"]
+__all__ = [
+    "COUNT_ON",
+    "Machine",
+    "Moved",
+    "NotRecordable",
+    "Program",
+    "Recording",
+    "count_on",
+    "machine_here",
+    "record",
+]

@@ -24,7 +24,7 @@ from labkit.kernels.signature import threadgroup_size
 from labkit.kernels.targets import cuda
 from labkit.kernels.targets.cuda_text import CudaText, is_whole, translate
 
-PROBED = 16
+PROBED = 32
 """Arrays whose addresses one launch tells."""
 
 COMPILERS = 8
@@ -55,28 +55,6 @@ def _call(function: Callable, *arguments: Any) -> Any:
     return result[0] if len(result) == 1 else result
 
 
-@dataclass(frozen=True)
-class Chaining:
-    """How a launch follows the one before it.
-
-    Attributes:
-        programmatic: it may begin while the one before is still at work, and waits for it in its first line.
-        prologue: before it waits, it sends for its weights into the second-level cache.
-        ahead: launches before it with which a launch of its own sends for its weights; 0: none does.
-    """
-
-    programmatic: bool = False
-    prologue: bool = False
-    ahead: int = 0
-
-
-class Begun(NamedTuple):
-    """One replay: its end, and where its copies lie on the host."""
-
-    event: Any
-    copies: list[np.ndarray]
-
-
 class Call(NamedTuple):
     """One launch but for its addresses.
 
@@ -94,20 +72,26 @@ class Call(NamedTuple):
 
 @dataclass
 class Graph:
-    """A graph that can be launched, each call with its node, and the host's memory for its copies."""
+    """A graph that can be launched, each call with its node, and the host's memory for its copies by their number."""
 
     executable: Any
     graph: Any
     nodes: list[tuple[Call, Any]]
     event: Any
-    pinned: dict[int, np.ndarray]
+    pinned: dict[int, tuple[int, np.ndarray]]
+
+
+class Begun(NamedTuple):
+    """One replay of a graph, which copies so many arrays to the host."""
+
+    graph: Graph
+    copies: int
 
 
 class CudaGraphs:
     """One stream of the GPU that MLX computes on, beside MLX's own."""
 
-    def __init__(self, chaining: Chaining | None = None) -> None:
-        self._chaining = chaining or Chaining()
+    def __init__(self) -> None:
         driver = self._d = _driver()
         _call(driver.cuInit, 0)
         device = _call(driver.cuDeviceGet, 0)
@@ -118,7 +102,6 @@ class CudaGraphs:
         self._stream = _call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._loaded: dict[tuple, tuple[CudaText, Any, int]] = {}
         self._modules: list[Any] = []
-        self._sender: Any = None
 
     def _enter(self) -> None:
         """Each thread has a current context of its own."""
@@ -139,8 +122,7 @@ class CudaGraphs:
                 inputs=part, template=[], grid=(32, 1, 1), threadgroup=(32, 1, 1),
                 output_shapes=[(PROBED,)], output_dtypes=[mx.uint64],
             )  # fmt: skip
-        mx.eval(found)
-        told = iter([address for part in found for address in part.tolist()])
+        told = iter(mx.concatenate(found).tolist() if found else ())
         return [next(told) if array.size else 0 for array in arrays]
 
     def copies(self, arrays: Sequence[mx.array]) -> list[mx.array]:
@@ -175,9 +157,9 @@ class CudaGraphs:
             NotRecordable: a kernel that asks for an input's shape.
         """
         self._enter()
-        forms = [(*_form(node), self._weights(node)) for node in program.nodes]
+        forms = [_form(node) for node in program.nodes]
         example = dict(zip(forms, program.nodes, strict=True))
-        new = {form: self._text(node) for form, node in example.items() if form not in self._loaded}
+        new = {form: _unit(node) for form, node in example.items() if form not in self._loaded}
         with ThreadPoolExecutor(COMPILERS) as pool:
             cubins = list(pool.map(lambda text: _cubin(text, self._architecture), new.values()))
         for form, cubin in zip(new, cubins, strict=True):
@@ -198,77 +180,12 @@ class CudaGraphs:
         graph = _call(driver.cuGraphCreate, 0)
         nodes: list[Any] = []
         for call in calls:
-            parameters = self._parameters(call, resolve)
-            nodes.append(self._behind(graph, nodes[-1:], parameters, self._chaining.programmatic))
-            self._send_for(graph, nodes, call, calls, resolve)
+            behind, parameters = nodes[-1:], self._parameters(call, resolve)
+            nodes.append(_call(driver.cuGraphAddKernelNode, graph, behind, len(behind), parameters))
         executable = _call(driver.cuGraphInstantiate, graph, 0)
         _call(driver.cuGraphUpload, executable, self._stream)
         event = _call(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         return Graph(executable, graph, list(zip(calls, nodes, strict=True)), event, {})
-
-    def _behind(self, graph: Any, nodes: list[Any], parameters: Any, programmatic: bool = False) -> Any:
-        """A launch behind another one."""
-        driver = self._d
-        if not programmatic or not nodes:
-            return _call(driver.cuGraphAddKernelNode, graph, nodes, len(nodes), parameters)
-        made = _call(driver.cuGraphAddKernelNode, graph, [], 0, parameters)
-        edge = driver.CUgraphEdgeData()
-        edge.from_port = int(driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC)
-        edge.type = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
-        _call(driver.cuGraphAddDependencies, graph, nodes, [made], [edge], 1)
-        return made
-
-    def _send_for(self, graph: Any, nodes: list[Any], call: Call, calls: Sequence[Call], resolve: Resolve) -> None:
-        ahead = self._chaining.ahead
-        if not ahead or len(nodes) + ahead > len(calls):
-            return
-        later = calls[len(nodes) + ahead - 1].node
-        regions = [(resolve(later.inputs[index]), size) for index, size in self._weights(later, always=True)]
-        regions = regions[:6] + [(0, 0)] * (6 - len(regions))
-        if not regions[0][1]:
-            return
-        if self._sender is None:
-            module = _call(self._d.cuModuleLoadData, _cubin(_SENDER, self._architecture))
-            self._modules.append(module)
-            self._sender = _call(self._d.cuModuleGetFunction, module, b"labkit_send_for")
-        parameters = self._d.CUDA_KERNEL_NODE_PARAMS()
-        parameters.func = self._sender
-        parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = 32, 1, 1
-        parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = 32, 1, 1
-        parameters.sharedMemBytes = 0
-        flat = tuple(value for region in regions for value in region)
-        parameters.kernelParams = (flat, (ctypes.c_void_p, ctypes.c_uint64) * 6)
-        self._behind(graph, nodes[-1:], parameters)
-
-    def _weights(self, node: Node, always: bool = False) -> tuple[tuple[int, int], ...]:
-        """Inputs that are always there and fit into the second-level cache several times: number and bytes."""
-        if not (always or self._chaining.prologue):
-            return ()
-        sizes = ((index, array.nbytes) for index, array in enumerate(node.launch.inputs))
-        return tuple(
-            (index, size) for index, size in sizes if node.inputs[index].kind == "fixed" and 1 << 15 <= size <= 1 << 24
-        )
-
-    def _text(self, node: Node) -> str:
-        unit = _unit(node)
-        if not self._chaining.programmatic or node.kernel.resident:
-            return unit
-        names = text_of(node)
-        lines = ['asm volatile("griddepcontrol.launch_dependents;");']
-        for index, size in self._weights(node):
-            name = names.input_names[names.arrays.index(index)]
-            lines.append(
-                f"{{ const unsigned long long n = {size}; unsigned long long g = gridDim.x * gridDim.y * gridDim.z, "
-                "b = blockIdx.x + gridDim.x * (blockIdx.y + (unsigned long long)gridDim.y * blockIdx.z), "
-                "each = ((n + g - 1) / g + 127) / 128 * 128; "
-                "if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0 && b * each < n) { "
-                "unsigned m = unsigned((n - b * each < each ? n - b * each : each) & ~15ull); "
-                f'asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"((const char*){name} + b * each), '
-                '"r"(m)); } }'
-            )
-        lines.append('asm volatile("griddepcontrol.wait;" ::: "memory");')
-        begin = unit.index(") {\n", unit.index(function_name(node.kernel.text))) + 4
-        return unit[:begin] + "\n".join(lines) + "\n" + unit[begin:]
 
     def move(self, built: Graph, resolve: Resolve) -> None:
         """Change the addresses of what is given."""
@@ -276,6 +193,18 @@ class CudaGraphs:
         for call, handle in built.nodes:
             if call.node.given:
                 _call(self._d.cuGraphExecKernelNodeSetParams, built.executable, handle, self._parameters(call, resolve))
+
+    def release(self, built: Graph) -> None:
+        """Wait for it, and let it go."""
+        self._enter()
+        driver = self._d
+        _call(driver.cuStreamSynchronize, self._stream)
+        _call(driver.cuGraphExecDestroy, built.executable)
+        _call(driver.cuGraphDestroy, built.graph)
+        _call(driver.cuEventDestroy, built.event)
+        for address, _ in built.pinned.values():
+            _call(driver.cuMemFreeHost, address)
+        built.pinned.clear()
 
     def launch(self, built: Graph, reads: Sequence[tuple[int, int]]) -> Begun:
         """Begin to replay, then to copy (address, bytes) to the host."""
@@ -285,19 +214,19 @@ class CudaGraphs:
         for index, (address, size) in enumerate(reads):
             if index not in built.pinned:
                 built.pinned[index] = self._pinned(size)
-            _call(driver.cuMemcpyDtoHAsync, built.pinned[index].ctypes.data, address, size, self._stream)
+            _call(driver.cuMemcpyDtoHAsync, built.pinned[index][0], address, size, self._stream)
         _call(driver.cuEventRecord, built.event, self._stream)
-        return Begun(built.event, [built.pinned[index] for index in range(len(reads))])
+        return Begun(built, len(reads))
 
     def read(self, begun: Begun) -> list[np.ndarray]:
         """Wait for it: its copies."""
         self._enter()
-        _call(self._d.cuEventSynchronize, begun.event)
-        return [copy.copy() for copy in begun.copies]
+        _call(self._d.cuEventSynchronize, begun.graph.event)
+        return [begun.graph.pinned[index][1].copy() for index in range(begun.copies)]
 
-    def _pinned(self, nbytes: int) -> np.ndarray:
-        address = _call(self._d.cuMemAllocHost, nbytes)
-        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(int(address)), np.uint8)
+    def _pinned(self, nbytes: int) -> tuple[int, np.ndarray]:
+        address = int(_call(self._d.cuMemAllocHost, nbytes))
+        return address, np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
     # -- kernels -------------------------------------------------------------------------------------------------------
 
@@ -342,23 +271,6 @@ def _form(node: Node) -> tuple:
         launch.template,
         is_whole(launch),
     )
-
-
-_SENDER = """
-__device__ void send_for(const char* from, unsigned long long bytes) {
-  unsigned long long at = (blockIdx.x * 32ull + threadIdx.x) * 4096ull;
-  for (; at < bytes; at += 32ull * 32ull * 4096ull) {
-    unsigned long long left = bytes - at;
-    unsigned n = unsigned(left < 4096 ? left : 4096) & ~15u;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from + at), "r"(n));
-  }
-}
-extern "C" __global__ void labkit_send_for(
-    const char* a, unsigned long long na, const char* b, unsigned long long nb, const char* c, unsigned long long nc,
-    const char* d, unsigned long long nd, const char* e, unsigned long long ne, const char* f, unsigned long long nf) {
-  send_for(a, na); send_for(b, nb); send_for(c, nc); send_for(d, nd); send_for(e, ne); send_for(f, nf);
-}
-"""
 
 
 def _architecture(driver: Any, device: Any) -> str:

@@ -38,6 +38,10 @@ class Machine(Protocol):
         """Change the addresses of what is given."""
         ...
 
+    def release(self, built: Any) -> None:
+        """Wait for what `build` gave, and let it go."""
+        ...
+
     def launch(self, built: Any, reads: Sequence[tuple[int, int]]) -> Any:
         """Begin to replay, behind all that was begun before; then copy (address, bytes) to the host. Returns what
         `read` takes."""

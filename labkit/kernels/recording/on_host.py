@@ -46,6 +46,9 @@ class OnHost:
         """Change the addresses of what is given."""
         built[:] = [(node, *(_addresses(node, resolve) if node.given else old)) for node, *old in built]
 
+    def release(self, built: Built) -> None:
+        """Nothing is held."""
+
     def launch(self, built: Built, reads: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Replay; the copies that were asked for."""
         for node, inputs, outputs in built:

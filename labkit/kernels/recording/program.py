@@ -62,12 +62,14 @@ class Program:
     """The launches of one call, in order.
 
     Attributes:
-        made: what the launches wrote; they write it again at each call. read: what they were noted with besides. All of
-            it lives as long as the program.
+        made: what the launches wrote; they write it again at each call.
+        fixed: arrays that are always there, by their addresses.
+        read: what the launches were noted with. All of it lives as long as the program.
     """
 
     nodes: tuple[Node, ...]
     made: tuple[mx.array, ...]
+    fixed: dict[int, mx.array]
     read: tuple[mx.array, ...]
 
 
@@ -120,32 +122,45 @@ def as_program(
     """
     if [(array.dtype, array.shape) for array in before] != [(array.dtype, array.shape) for array in after]:
         raise NotRecordable("what is carried on changes its shape or dtype from call to call")
-    regions = _regions(noted, before, after, given, addresses)
     if [launch.kernel.name for launch in noted] != [launch.kernel.name for launch in again]:
         raise NotRecordable("two calls made different launches")
-    where = addresses([array for launch in noted for array in launch.launch.inputs])
-    twice = addresses([array for launch in again for array in launch.launch.inputs])
+    regions = _regions(noted, before, after, given, addresses)
+    inputs = [array for launch in noted for array in launch.launch.inputs]
+    twins = [array for launch in again for array in launch.launch.inputs]
+    where = _addresses(inputs, addresses)
+    # What is the same object in both calls is at the same address; the others are few.
+    apart = [index for index, (one, other) in enumerate(zip(inputs, twins, strict=True)) if one is not other]
+    there = dict(zip(apart, addresses([twins[index] for index in apart]), strict=True))
     written = iter(addresses([array for launch in noted for array in launch.outputs]))
-    nodes, at = [], 0
+    nodes, fixed, at = [], {}, itertools.count()
     for launch in noted:
-        inputs = []
-        for index, (name, array) in enumerate(zip(launch.kernel.text.input_names, launch.launch.inputs, strict=True)):
-            address, fixed = where[at], where[at] == twice[at] or not array.size or _is_number(launch.launch, index)
-            place = regions.place(address, array.nbytes) or (Place("fixed", 0, address) if fixed else None)
+        places = []
+        for number, name in enumerate(launch.kernel.text.input_names):
+            index = next(at)
+            address, array = where[index], inputs[index]
+            place = regions.place(address, array.nbytes) if array.size else Place("fixed", 0, address)
+            if place is None and (there.get(index, address) == address or _is_number(launch.launch, number)):
+                place, fixed[address] = Place("fixed", 0, address), array
             if place is None:
                 raise NotRecordable(
                     f"input {name} of kernel {launch.kernel.name} is neither a launch's output nor what was given: an "
                     "operation of MLX's own made it"
                 )
-            inputs.append(place)
-            at += 1
+            places.append(place)
         outputs = [
             regions.place(address, array.nbytes) if array.size else Place("fixed", 0, address)
             for address, array in zip(itertools.islice(written, len(launch.outputs)), launch.outputs, strict=True)
         ]
-        nodes.append(Node(launch.kernel, launch.launch, tuple(inputs), tuple(outputs)))
+        nodes.append(Node(launch.kernel, launch.launch, tuple(places), tuple(outputs)))
     made = tuple(array for launch in noted for array in launch.outputs)
-    return Program(tuple(nodes), made, tuple(array for launch in noted for array in launch.launch.inputs))
+    return Program(tuple(nodes), made, fixed, tuple(inputs))
+
+
+def _addresses(arrays: Sequence[mx.array], addresses: Addresses) -> list[int]:
+    """Where arrays lie, of which some occur often."""
+    once = {id(array): array for array in arrays}
+    found = dict(zip(once, addresses(list(once.values())), strict=True))
+    return [found[id(array)] for array in arrays]
 
 
 def _regions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ from labkit.kernels.targets import watched
 
 Step = Callable[[list[mx.array], list[mx.array]], list[mx.array]]
 """(what is carried, what is given) -> what is carried on, in the same shapes."""
+
+
+class Moved(Exception):
+    """What a recording rests on lies elsewhere by now: record anew."""
 
 
 class Recording:
@@ -38,11 +43,13 @@ class Recording:
         self._machine, self._program, self._reads = machine, program, list(reads)
         self._sets = sets
         self._addresses = [machine.addresses(arrays) for arrays in sets]
-        self._given: list[mx.array] = list(given)
+        self._given, self._forms = list(given), [_form(array) for array in [*sets[0], *given]]
         self._where = machine.addresses(given)
         self._side = 0
         prepared = machine.prepare(program)
         self._graphs = [machine.build(prepared, self._resolve(side)) for side in (0, 1)]
+        # They may be at work when the last reference goes: waited for before the arrays go.
+        self._last = weakref.finalize(self, _release, machine, self._graphs)
         self.nbytes = sum(array.nbytes for array in [*program.made, *sets[0]])
 
     def _resolve(self, side: int) -> Callable[[Place], int]:
@@ -64,11 +71,14 @@ class Recording:
 
         Raises:
             ValueError: other shapes or dtypes.
+            Moved: weights lie elsewhere by now.
         """
-        forms = lambda arrays: [(array.shape, array.dtype) for array in arrays]
-        if forms(carried) != forms(self._sets[0]) or forms(given) != forms(self._given):
+        if [_form(array) for array in [*carried, *given]] != self._forms:
             raise ValueError("a recording is opened with arrays of the shapes and dtypes that it was recorded with")
         self._machine.wait()
+        fixed = self._program.fixed
+        if self._machine.addresses(list(fixed.values())) != list(fixed):
+            raise Moved("weights lie elsewhere than when they were recorded: MLX moves what the host reads")
         self._side = 0
         where = self._machine.addresses([*carried, *given])
         mine, theirs = self._addresses[0], where[: len(carried)]
@@ -80,6 +90,11 @@ class Recording:
                 self._machine.move(self._graphs[side], self._resolve(side))
         self._machine.wait()  # until then `carried` must live
         return self._sets[0]
+
+    def close(self) -> None:
+        """Wait for all calls, and let what was given go."""
+        self._machine.wait()
+        self._given = []
 
     def replay(self) -> Any:
         """Begin one more call. Returns what `read` takes; the second call after it overwrites what it would read."""
@@ -127,9 +142,11 @@ def record(
     recording = Recording(machine, program, (before, after), given, reads)
     recording.open(before, given)
     recording.replay()
-    for index, (got, want) in enumerate(zip(recording.carried(), wanted, strict=True)):
-        if not mx.array_equal(_bytes(got), _bytes(want)).item():
-            raise NotRecordable(f"carried array {index}, {got.dtype} {got.shape}, differs when it is replayed")
+    same = [mx.array_equal(_bytes(g), _bytes(w)) for g, w in zip(recording.carried(), wanted, strict=True)]
+    mx.eval(same)
+    if wrong := [index for index, equal in enumerate(same) if not equal.item()]:
+        raise NotRecordable(f"carried arrays {wrong} differ when they are replayed")
+    recording.close()
     return recording
 
 
@@ -137,14 +154,23 @@ def _noted(step: Step, before: list[mx.array], given: Sequence[mx.array]) -> tup
     noted: list[Noted] = []
 
     def note(kernel: Any, launch: Any, outputs: list[mx.array]) -> None:
-        mx.eval(outputs)
         noted.append(Noted(kernel, launch, tuple(outputs)))
 
     with watched(note):
         after = step(list(before), list(given))
-    mx.eval(after, *(launch.launch.inputs for launch in noted))
+    # All at once: what is noted lives, so nothing is written where something else was.
+    mx.eval(after, [[launch.launch.inputs, launch.outputs] for launch in noted])
     mx.synchronize()
     return noted, after
+
+
+def _release(machine: Machine, graphs: list[Any]) -> None:
+    for graph in graphs:
+        machine.release(graph)
+
+
+def _form(array: mx.array) -> tuple:
+    return array.shape, array.dtype
 
 
 def _bytes(array: mx.array) -> mx.array:

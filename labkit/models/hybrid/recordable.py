@@ -19,10 +19,6 @@ from labkit.models.hybrid.plan import Step
 KINDS = {Contiguous, BatchedContiguous, Recurrent, BatchedRecurrent}
 """Caches whose columns all rows count alike: pages count each row's own, and are flushed as they fill."""
 
-AHEAD = 2048
-"""Columns that buffers are given room for at once, if so many tokens may follow: a recording is made for one shape, and
-each new one costs some 0.1 s."""
-
 
 def decode_step(
     layers: Sequence[Layer], compute: Callable, caches: list[Cache], step: Step, positions: Sequence[int], tokens: int
@@ -38,7 +34,7 @@ def decode_step(
         return None
     attending = [cache for cache in caches if cache.kind == "contiguous"]
     for cache in attending:
-        cache.reserve(cache.size() + min(tokens, AHEAD))
+        cache.make_room(tokens)
     tails = [cache.open_tail(1)[2] for cache in attending]
     filled = attending[0].size() if attending else 0
     if len({tail.settled for tail in tails}) > 1 or any(cache.size() != filled for cache in attending):
