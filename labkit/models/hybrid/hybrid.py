@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +13,7 @@ from labkit.caches.paged import PagedCache
 from labkit.kernels.gated_delta import row_spans
 from labkit.kernels.targets import device_target, target_in_use
 from labkit.models.contract import LayerKind, LogitsFor, Output
+from labkit.models.decode_step import DecodeStep
 from labkit.models.hybrid.config import LINEAR, HybridConfig
 from labkit.models.hybrid.decode import FEW, FewTokens
 from labkit.models.hybrid.graph import Graph
@@ -169,6 +170,19 @@ class Hybrid:
             for cache in caches
         )
         return paged and self.sizes.attention_fits_kernels
+
+    def decode_step(self, caches: list[Cache], rows: Rows, positions: Sequence[int], tokens: int) -> DecodeStep | None:
+        """One token a row as a function of arrays, for a recording; None where steps differ from token to token.
+
+        Args:
+            caches: of `rows`, between two steps; their buffers get room for some of the tokens to come.
+            positions: of each row's next token. tokens: that a row may still want at most.
+        """
+        self._check(mx.zeros((rows.count, 1), mx.int32), caches, rows, None)
+        step = self._step(caches, rows, 1)
+        if not self._takes_few(step, caches) or rows.lengths is not None:
+            return None
+        return self._few.recordable(caches, step, positions, tokens)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Tokens [B, L] -> [B, L, D]."""
