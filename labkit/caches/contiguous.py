@@ -13,6 +13,7 @@ from labkit.caches import host, masks
 from labkit.caches.base import Cache, Unsupported
 from labkit.caches.by_row import one_for_all, per_row, to_keep, to_trim
 from labkit.caches.host import HostViews, Lent
+from labkit.caches.incoming import check_tokens
 from labkit.caches.layout import Layout, keys_and_values
 from labkit.caches.tail import TAIL, Tailed
 from labkit.kernels.targets import device_target
@@ -95,6 +96,7 @@ class Columns(Tailed, Cache):
         return rounded(columns)
 
     def append(self, keys: mx.array, values: mx.array) -> None:
+        check_tokens(self, keys, values)
         start, length = self._filled, keys.shape[2]
         self._grow(start + length, keys, values)
         # The column as an array: a compiled step keeps one graph while it moves.
@@ -185,6 +187,7 @@ class Contiguous(Columns):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values [B, H, L, D]; returns all of them so far."""
+        check_tokens(self, keys, values)
         start, end = self.offset, self.offset + keys.shape[2]
         self._grow(end, keys, values)
         self.offset = end

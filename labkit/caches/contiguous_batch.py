@@ -11,6 +11,7 @@ from labkit.caches import masks
 from labkit.caches.base import Cache
 from labkit.caches.by_row import per_row, row_numbers, to_keep, to_trim
 from labkit.caches.contiguous import Columns, Contiguous, rounded
+from labkit.caches.incoming import check_tokens
 from labkit.caches.layout import Layout, keys_and_values
 from labkit.caches.rectangle import right_justified, roll_rows
 
@@ -54,6 +55,7 @@ class BatchedContiguous(Columns):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values [B, H, L, D]; returns all columns so far, padding included."""
+        check_tokens(self, keys, values)
         start, end = self._idx, self._idx + keys.shape[2]
         self._grow(end, keys, values)
         self._advance_columns(keys.shape[2])

@@ -16,6 +16,7 @@ from labkit.caches.base import Cache, Unsupported
 from labkit.caches.block_table import Table
 from labkit.caches.by_row import one_for_all, per_row, to_keep, to_trim
 from labkit.caches.contiguous import Contiguous
+from labkit.caches.incoming import check_tokens
 from labkit.caches.paged_cache import PagedCache
 from labkit.caches.paged_rows import PagedRows
 from labkit.caches.pages import Pages
@@ -47,11 +48,12 @@ class Paged(PagedCache):
         return twin
 
     def _write(self, keys: mx.array, values: mx.array) -> None:
+        check_tokens(self, keys, values)
         batch, length = keys.shape[0], keys.shape[2]
+        if batch != len(self.rows) and (self.offset or len(self.rows) != 1):
+            raise ValueError(f"keys of {batch} rows for a cache of {len(self.rows)}")
         self.pages.know(self.kind, keys, values)
         if batch != len(self.rows):
-            if self.offset or len(self.rows) != 1:
-                raise ValueError(f"keys of {batch} rows for a cache of {len(self.rows)}")
             self.rows = PagedRows(self.pages, [Table(self.pages.pool) for _ in range(batch)])
         count = length if self._valid is None else min(length, self._valid)
         self.rows.write(keys, values, [0] * batch, [count] * batch)

@@ -17,6 +17,7 @@ from labkit.caches.block_table import Table
 from labkit.caches.by_row import per_row, row_numbers, to_keep, to_trim
 from labkit.caches.contiguous import Contiguous
 from labkit.caches.contiguous_batch import BatchedContiguous
+from labkit.caches.incoming import check_tokens
 from labkit.caches.paged import Paged
 from labkit.caches.paged_cache import PagedCache
 from labkit.caches.paged_rows import PagedRows, int32s
@@ -61,6 +62,7 @@ class BatchedPaged(PagedCache):
         self._offset = value
 
     def _write(self, keys: mx.array, values: mx.array) -> None:
+        check_tokens(self, keys, values)
         length = keys.shape[2]
         self.pages.know(self.kind, keys, values)
         skips = [min(length, max(0, left - self._idx)) for left in self._lefts]

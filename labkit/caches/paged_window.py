@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
+from labkit.caches import token_numbers
 from labkit.caches.base import Cache, Unsupported
 from labkit.caches.block_table import Table
 from labkit.caches.by_row import per_row, row_numbers, to_keep
+from labkit.caches.incoming import check_tokens
 from labkit.caches.paged_cache import PagedCache
 from labkit.caches.paged_rows import PagedRows
 from labkit.caches.pages import Pages
 from labkit.caches.rotating import Ring, Rotating
 from labkit.caches.rotating_batch import BatchedRotating
-
-NOTHING = 0  # in a column of padding or free room, as plain rings have zeros there; token t is number t + 1
 
 
 class WindowBlocks(PagedCache):
@@ -47,22 +46,21 @@ class WindowBlocks(PagedCache):
         self.ring.offset = value
 
     def _write(self, keys: mx.array, values: mx.array) -> None:
+        check_tokens(self, keys, values)
         batch, length = keys.shape[0], keys.shape[2]
-        self.pages.know(self.kind, keys, values, self.max_size)
         if batch != len(self.rows):
             raise ValueError(f"keys of {batch} rows for a cache of {len(self.rows)}")
+        self.pages.know(self.kind, keys, values, self.max_size)
         skips = [min(length, left) for left in self._lefts]
         counts = [length - skip for skip in skips]
         if self._valid is not None:
             counts = [min(count, valid) for count, valid in zip(counts, self._valid, strict=True)]
-        numbers = np.full((batch, 1, length, 1), NOTHING, np.int32)
-        for b, (skip, count, first) in enumerate(zip(skips, counts, self.rows.lengths, strict=True)):
-            numbers[b, 0, skip : skip + count, 0] = np.arange(first, first + count) + 1
+        numbers = token_numbers.of_new(length, skips, counts, self.rows.lengths)
         if self._mark is None:
             # What no query to come can see; only now, since the queries of the write before could.
             self.rows.drop_before([tokens - self.max_size for tokens in self.rows.lengths])
         self.rows.write(keys, values, skips, counts)
-        self.ring.update_and_fetch(mx.array(numbers), mx.array(numbers))
+        self.ring.update_and_fetch(numbers, mx.array(numbers))
         self._lefts = [left - skip for left, skip in zip(self._lefts, skips, strict=True)]
         if self._valid is not None:
             self._valid = [valid - count for valid, count in zip(self._valid, counts, strict=True)]
@@ -153,15 +151,6 @@ class WindowBlocks(PagedCache):
         return plain
 
 
-def _numbers(ring: Ring) -> mx.array:
-    """The token numbers of a plain ring's columns, int32 [B, 1, W, 1]."""
-    offsets = ring.offset.tolist() if ring.batched else [ring.offset] * ring.batch_size
-    width = ring.keys.shape[2]
-    age = (ring._idx - 1 - np.arange(width)) % width
-    numbers = np.array([np.maximum(offset - age, NOTHING) for offset in offsets], np.int32)
-    return mx.array(numbers[:, None, :, None])
-
-
 class PagedWindow(WindowBlocks):
     """One row; `plain_cache()` is what `Rotating` would hold. Rings that keep their first tokens stay plain."""
 
@@ -181,7 +170,7 @@ class PagedWindow(WindowBlocks):
     def begin_with(self, blocks: int) -> None:
         tokens = blocks * self.pages.block_tokens
         self.rows.begin_with(blocks, null=max(0, tokens - self.max_size) // self.pages.block_tokens)
-        numbers = mx.arange(max(0, tokens - self.max_size) + 1, tokens + 1, dtype=mx.int32)[None, None, :, None]
+        numbers = token_numbers.of_span(max(0, tokens - self.max_size), tokens)
         self.ring.keys = self.ring.values = numbers
         self.ring.offset, self.ring._idx = tokens, numbers.shape[2]
 
@@ -203,7 +192,7 @@ class PagedWindow(WindowBlocks):
         if plain.keep:
             raise Unsupported("paged rotating", "adopt", "the ring keeps its first tokens")
         cache = cls(pages, plain.max_size, tables[0] if tables else None)
-        cache.ring = Rotating.from_state(plain.state)
+        cache.ring = token_numbers.of_ring(plain)
         if plain.keys is None:
             return cache
         pages.know(cls.kind, plain.keys, plain.values, plain.max_size)
@@ -213,7 +202,6 @@ class PagedWindow(WindowBlocks):
         cache.rows.lengths = [first]
         lead = (0, 0), (0, 0), (plain.offset - plain.size() - first, 0), (0, 0)
         cache.rows.write(*(mx.pad(part, lead) for part in plain.newest()), [0], [plain.offset - first])
-        cache.ring.keys = cache.ring.values = _numbers(plain)
         return cache
 
 
@@ -295,6 +283,5 @@ class BatchedPagedWindow(WindowBlocks):
             PagedWindow.adopt(plain.extract(b), pages, tables and tables[b : b + 1]) for b in range(plain.batch_size)
         ]
         cache = cls.from_rows(rows)
-        cache.ring = BatchedRotating.from_state(plain.state)
-        cache.ring.keys = cache.ring.values = _numbers(plain)
+        cache.ring = token_numbers.of_ring(plain)
         return cache

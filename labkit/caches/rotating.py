@@ -16,6 +16,7 @@ import mlx.core as mx
 from labkit.caches import masks
 from labkit.caches.base import Cache, Unsupported
 from labkit.caches.by_row import one_for_all, per_row, to_keep, to_trim
+from labkit.caches.incoming import check_tokens
 from labkit.caches.layout import Layout, keys_and_values
 
 STEP = 256  # tokens by which a ring grows until it has its full size, as in mlx-lm
@@ -138,6 +139,7 @@ class Rotating(Ring):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values [B, H, L, D]; returns the columns that the new queries may see."""
+        check_tokens(self, keys, values)
         self._know(keys, values)
         self._remember(keys, values)
         if keys.shape[2] == 1:

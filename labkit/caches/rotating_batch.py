@@ -10,6 +10,7 @@ import mlx.core as mx
 from labkit.caches import masks
 from labkit.caches.base import Cache, Unsupported
 from labkit.caches.by_row import columns_of_tokens, per_row, row_numbers, to_keep, to_trim
+from labkit.caches.incoming import check_tokens
 from labkit.caches.layout import Layout
 from labkit.caches.rectangle import right_justified, roll_rows
 from labkit.caches.rotating import Ring, Rotating
@@ -54,6 +55,7 @@ class BatchedRotating(Ring):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values [B, H, L, D]; returns the columns that the new queries may see."""
+        check_tokens(self, keys, values)
         self._know(keys, values)
         self._remember(keys, values)
         if keys.shape[2] == 1 and self._lengths is None:

@@ -124,6 +124,64 @@ def test_rows_neither_come_nor_go_within_a_span(batch):
     assert batch.batch_size == 3
 
 
+COLUMNS = [name for name in kinds() if name not in ("recurrent", "slotted")]
+
+
+def _wrong(batch: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Shapes of keys and values that continue no cache of `batch` rows of 2 heads of 4."""
+    right = (batch, 2, 3, 4)
+    return {
+        "rows": ((batch + 1, 2, 3, 4),) * 2,
+        "heads": ((batch, 1, 3, 4),) * 2,
+        "width": ((batch, 2, 3, 1),) * 2,
+        "values of another width": (right, (batch, 2, 3, 5)),
+        "values of fewer tokens": (right, (batch, 2, 1, 4)),
+        "keys of fewer tokens": ((batch, 2, 1, 4), right),
+        "values of one row": (right, (batch + 2, 2, 3, 4)),
+        "no head axis": ((batch, 3, 4),) * 2,
+    }
+
+
+@pytest.mark.parametrize("what", _wrong(1))
+@pytest.mark.parametrize("face", ["update_and_fetch", "append"])
+@pytest.mark.parametrize("kind", [kinds()[name] for name in COLUMNS], ids=COLUMNS, indirect=False)
+def test_a_refused_update_changes_nothing(request, kind, face, what):
+    """Bytes, offset, mask and span are what they were, and what comes next is right: MLX would spread one head over
+    two, or raise when the offset had moved."""
+    rows = [write(kind.make(), length, length) for length in (6, 4, 11)]
+    for cache in (write(kind.make(), 5, 0), type(rows[0]).merge(rows)):
+        twin = cache.copy()
+        for each in (cache, twin):
+            each.checkpoint()
+            write(each, 2, 3)
+        before = content(cache)
+        offset, size, nbytes = str(cache.offset), cache.size(), cache.nbytes
+        keys, values = (mx.ones(shape) for shape in _wrong(cache.batch_size)[what])
+        with pytest.raises(ValueError, match=r"go on in a .* cache of \d rows of keys \[2, 4\].*nothing was written"):
+            getattr(cache, face)(keys, values)
+        assert (str(cache.offset), cache.size(), cache.nbytes) == (offset, size, nbytes)
+        assert all((content(cache)[name] == value).all() for name, value in before.items())
+        for n in (1, 3):
+            masks = [each.make_mask(n, return_array=True) for each in (cache, twin)]
+            assert masks[0] is masks[1] or mx.array_equal(*masks)
+        for each in (cache, twin):
+            write(each, 1, 4)
+            each.commit(3)
+        assert_same(cache, twin)
+
+
+@pytest.mark.parametrize("kind", [kinds()[name] for name in COLUMNS], ids=COLUMNS, indirect=False)
+def test_a_refused_first_update_leaves_an_empty_cache(kind):
+    cache = kind.make()
+    layout = cache.layout
+    for shapes in (((1, 2, 3, 4), (1, 2, 2, 4)), ((2, 4), (2, 4)), ((1, 2, 3, 4), (2, 2, 3, 4))):
+        with pytest.raises(ValueError, match="nothing was written"):
+            cache.update_and_fetch(*(mx.ones(shape) for shape in shapes))
+        assert cache.empty()
+        assert (cache.size(), cache.layout) == (0, layout)
+    assert_same(write(cache, 3, 1), write(kind.make(), 3, 1))
+
+
 def test_a_copy_holds_the_same_and_neither_sees_the_others_tokens(warm):
     before, twin = content(warm), warm.copy()
     assert (twin.batch_size, twin.layout) == (warm.batch_size, warm.layout)

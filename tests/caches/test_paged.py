@@ -348,8 +348,15 @@ def test_rows_of_two_pools_cannot_join():
 def test_a_pool_takes_tokens_of_one_kind():
     pages = Pages(9, 4)
     filled(pages, [5])
-    with pytest.raises(ValueError, match="this pool holds"):
-        Paged(pages).update_and_fetch(*[mx.zeros((1, H, 3, D), mx.float16)] * 2)
+    keys, values = (spec.shape for spec in pages.layout.arrays)
+    for dtype, (heads, width), message in (
+        (mx.float16, values, "this pool holds"),
+        (mx.float32, keys, r"go on in a contiguous cache of any rows of keys .* and values"),
+    ):
+        tokens = mx.zeros((1, *keys[:1], 3, keys[1]), dtype), mx.zeros((1, heads, 3, width), dtype)
+        assert keys != values
+        with pytest.raises(ValueError, match=message):
+            Paged(pages).update_and_fetch(*tokens)
 
 
 def test_tails_must_be_whole_blocks():
