@@ -49,7 +49,7 @@ def test_the_next_forward_is_launched_before_the_host_reads(hybrid, monkeypatch)
     order = []
     launch, read = batch_module.DecodingBatch.launch, lanes_module.read
     monkeypatch.setattr(
-        batch_module.DecodingBatch, "launch", lambda self, m: (order.append("launch"), launch(self, m))[1]
+        batch_module.DecodingBatch, "launch", lambda self, *given: (order.append("launch"), launch(self, *given))[1]
     )
     monkeypatch.setattr(lanes_module, "read", lambda choice: (order.append("read"), read(choice))[1])
     labkit.Engine(hybrid).generate(PROMPT, max_tokens=4, ignore_eos=True)
