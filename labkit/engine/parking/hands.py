@@ -14,7 +14,7 @@ from labkit.engine.executor import Executor
 from labkit.engine.hooks import PrefixStore
 from labkit.engine.memory import Estimates, MemoryGuard
 from labkit.engine.parking.paused import PausedRow
-from labkit.engine.parking.policy import Room
+from labkit.engine.parking.policy import MARGIN_STEPS, Room
 from labkit.engine.sampling import Choice
 from labkit.engine.session import Session
 from labkit.engine.step import read
@@ -92,14 +92,17 @@ class EngineHands:
         together = self._admission.projected
         now = [session.fed for session in live]
         held = together(now)
+        # The costlier of what it begins with and of what it then takes part in.
+        decoding = self._estimates.transient(1, max([len(head.known), *now]), rows=len(live) + 1)
+        step = max(self._estimates.prompt_step(len(head.known), self._chunk), decoding)
         beside = lambda lengths: together([*lengths, head.total]) - held + step
-        step = self._estimates.prompt_step(len(head.known), self._chunk)
         free = self._guard.free_bytes() + self._admission.idle_bytes()
         return Room(
             free=free if self._admission.promises(head.total, head.known, head.request.extra) else 0,
             nothing=beside(now),
             prompts=beside([max(session.fed, session.to_prefill) for session in live]),
             answers=beside([session.total for session in live]),
+            growing=beside([min(session.total, session.fed + MARGIN_STEPS) for session in live]),
         )
 
     def ahead(self) -> int:

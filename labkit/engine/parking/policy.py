@@ -9,6 +9,13 @@ from typing import Literal
 from labkit.engine.memory import Level
 from labkit.engine.parking.states import ENDS, LINE, LIVE, State, Trigger, after
 
+MARGIN_STEPS = 256
+"""Tokens that rows at work must have room for before one that was put aside comes back: who came back as soon as it
+fitted was put aside again a few tokens later. Buffers grow once in so many."""
+
+MOST_DOUBLINGS = 6
+"""Of `Policy.calm_polls`."""
+
 Pressure = Literal["park", "single-victim", "abort-all"]
 Reserve = Literal["nothing", "prompts", "answers"]
 
@@ -27,7 +34,7 @@ class Policy:
         patience: polls at the hard line before the only row is put aside, or a victim ends. Above the ceiling there is
             no patience.
         calm_polls: polls below the hard line before somebody who was put aside comes back to an empty engine although
-            the estimate says that it does not fit.
+            the estimate says that it does not fit; twice as many after each time that it was put aside again.
         stall_seconds: how long everybody may wait while nothing runs; then the first in line ends with an error.
     """
 
@@ -87,13 +94,15 @@ class Room:
         free: below the hard line, now.
         nothing: what it takes to run to its end beside those that run, as they stand;
         prompts: when their prompts are there as well;
-        answers: when their answers have become as long as they may.
+        answers: when their answers have become as long as they may;
+        growing: when they have decoded `MARGIN_STEPS` more tokens.
     """
 
     free: int
     nothing: int
     prompts: int
     answers: int
+    growing: int
 
 
 @dataclass(frozen=True)
@@ -213,12 +222,14 @@ class Ledger:
         head = line[0]
         aside = head.put_aside > 0 or head.state in (State.PARKED, State.PAUSED)
         if not self.live():
-            comes = not aside or room.free >= room.nothing or self._calm >= self.policy.calm_polls
+            calm = self.policy.calm_polls << min(max(head.put_aside - 1, 0), MOST_DOUBLINGS)
+            comes = not aside or room.free >= room.nothing or self._calm >= calm
         elif level == "soft" and not aside:
             comes = False
         else:
             reserve = "answers" if head.put_aside >= self.policy.max_parks else self.policy.reserve
-            comes = room.free >= getattr(room, reserve)
+            needed = getattr(room, reserve)
+            comes = room.free >= (max(needed, room.growing) if aside else needed)
         return Action("enter", (head.id,)) if comes else None
 
     def stalled(self, seconds: float) -> Action | None:

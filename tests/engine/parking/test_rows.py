@@ -9,6 +9,7 @@ import pytest
 
 from labkit.engine import Request, SamplingParams
 from labkit.engine.parking import PausedRow
+from labkit.engine.parking.policy import MARGIN_STEPS
 from labkit.models.chat import Segment
 from tests.engine.parking.conftest import GRID, ask
 from tests.engine.parking.test_scenarios import EAGER, SAMPLED, calm, pause_at, press
@@ -267,3 +268,20 @@ def test_rows_in_pages_pause_and_come_back_with_the_same_tokens(rig, hybrid):
     assert run.reasons() == {"long": "length", "short": "length"}
     for id in ("long", "short"):
         assert run.tokens(id) == plain.tokens(id)
+
+
+def test_room_counts_what_rows_come_to_and_the_costlier_step(rig, hybrid):
+    """A short request beside long rows takes part in steps that hold more than its own prompt's."""
+    run = rig(hybrid, 100_000_000)
+    for id in "abc":
+        run.engine.submit(ask(id, 40, 600, start=ord(id)))
+    run.until(lambda run: all(len(run.tokens(id)) >= 3 for id in "abc"))
+    run.engine.submit(ask("short", 4, 8))
+    hands, session = run.engine._parking._hands, run.engine._register.live["short"]
+    rows, together = hands._executor.sessions(), hands._admission.projected
+    room, held = hands.room("short"), together([row.fed for row in rows])
+    decoding = hands._estimates.transient(1, max(row.fed for row in rows), rows=4)
+    assert decoding > hands._estimates.prompt_step(4, GRID)
+    assert room.nothing == together([*(row.fed for row in rows), session.total]) - held + decoding
+    assert room.growing == together([*(row.fed + MARGIN_STEPS for row in rows), session.total]) - held + decoding
+    assert room.nothing < room.growing < room.answers

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from labkit.engine.parking import ENDS, LINE, LIVE, TRANSITIONS, IllegalMove, Ledger, Policy, Row, State, Trigger, after
+from labkit.engine.parking import (
+    ENDS,
+    LINE,
+    LIVE,
+    TRANSITIONS,
+    IllegalMove,
+    Ledger,
+    Policy,
+    Room,
+    Row,
+    State,
+    Trigger,
+    after,
+)
 from tests.engine.parking.world import CEILING, GRID, WEIGHTS, World
 from tests.nightly import many
 
@@ -188,6 +202,35 @@ def test_three_that_fit_alone_all_finish_without_an_abort(reserve):
     moves = world.ledger.counts
     put_aside = moves.get(Trigger.PARK, 0) + moves.get(Trigger.STORED, 0)
     assert (put_aside > 0) == (reserve == "nothing"), moves
+
+
+def test_a_row_that_cannot_stay_tries_less_and_less_often():
+    """It came back after `calm_polls` each time, and went again after `patience`: every seven steps."""
+    world = World(Policy(patience=4, calm_polls=3))
+    world.submit("a", 100, 100)
+    while world.sims["a"].answer < 3:
+        world.step()
+    world.meter.outside = 745  # without the row memory is calm, with it above the hard line
+    for _ in range(60):
+        world.step()
+        world.check()
+    assert 3 <= world.ledger.counts[Trigger.STORED] <= 5
+    world.meter.outside = 0
+    world.run(300)
+    assert world.ends == {"a": "finished"}
+
+
+@pytest.mark.parametrize("reserve", ["nothing", "prompts"])
+def test_whoever_was_put_aside_comes_back_with_room_for_others_to_grow(reserve):
+    fits = Room(free=100, nothing=90, prompts=95, answers=200, growing=101)
+    ledger = Ledger(Policy(reserve=reserve))
+    ledger.add(row("runs", State.DECODING, order=1.0))
+    ledger.add(row("new", State.WAITING))
+    assert ledger.enter("normal", fits).ids == ("new",)
+    ledger.add(row("aside", State.PAUSED, order=-1.0, pauses=1))
+    assert ledger.enter("normal", fits) is None
+    assert ledger.enter("normal", replace(fits, growing=100)).ids == ("aside",)
+    assert ledger.enter("normal", replace(fits, growing=99, prompts=101, nothing=101)) is None
 
 
 def test_newcomers_never_starve_the_first_in_line():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from labkit.engine.memory import FakeClock, FakeMeter, MemoryGuard
 from labkit.engine.parking import Keeper, Ledger, Policy, Room, Row, State
+from labkit.engine.parking.policy import MARGIN_STEPS
 
 CEILING, WEIGHTS, GRID, FIXED = 1000, 100, 8, 5
 
@@ -58,7 +59,8 @@ class World:
         sims, need = [self.sims[other] for other in self.running], self.sims[id].total
         prompts = sum(sim.prompt - sim.done for sim in sims)
         answers = sum(sim.answers - sim.answer for sim in sims)
-        return Room(self.guard.free_bytes(), need, need + prompts, need + prompts + answers)
+        growing = sum(min(sim.prompt - sim.done + sim.answers - sim.answer, MARGIN_STEPS) for sim in sims)
+        return Room(self.guard.free_bytes(), need, need + prompts, need + prompts + answers, need + growing)
 
     def ahead(self) -> int:
         return 0
