@@ -20,7 +20,8 @@ from labkit.caches.contiguous_batch import BatchedContiguous
 from labkit.caches.incoming import check_tokens
 from labkit.caches.paged import Paged
 from labkit.caches.paged_cache import PagedCache
-from labkit.caches.paged_rows import PagedRows, int32s
+from labkit.caches.paged_reads import int32s
+from labkit.caches.paged_rows import PagedRows
 from labkit.caches.pages import Pages
 
 

@@ -12,7 +12,8 @@ from labkit.caches import masks
 from labkit.caches.base import Cache, Unsupported
 from labkit.caches.block_table import Table
 from labkit.caches.layout import Layout
-from labkit.caches.paged_rows import PagedRows, int32s
+from labkit.caches.paged_reads import int32s
+from labkit.caches.paged_rows import PagedRows
 from labkit.caches.pages import DEFAULT_BLOCK, Pages
 from labkit.kernels.attention import Tail, paged_decode_attention, prefill_attention
 from labkit.kernels.targets import target_in_use

@@ -20,7 +20,8 @@ from labkit.caches.incoming import check_tokens
 from labkit.caches.paged_cache import PagedCache
 from labkit.caches.paged_rows import PagedRows
 from labkit.caches.pages import Pages
-from labkit.caches.rotating import Ring, Rotating
+from labkit.caches.ring import Ring
+from labkit.caches.rotating import Rotating
 from labkit.caches.rotating_batch import BatchedRotating
 
 

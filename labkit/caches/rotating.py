@@ -6,7 +6,6 @@ max_size - 1 + L of them, so that the block's first query still sees its whole w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import copy
 from typing import Any
@@ -15,76 +14,9 @@ import mlx.core as mx
 
 from labkit.caches import masks
 from labkit.caches.base import Cache, Unsupported
-from labkit.caches.by_row import one_for_all, per_row, to_keep, to_trim
-from labkit.caches.incoming import check_tokens
-from labkit.caches.layout import Layout, keys_and_values
-
-STEP = 256  # tokens by which a ring grows until it has its full size, as in mlx-lm
-
-
-class Ring(Cache):
-    """What the serial and the batched ring share."""
-
-    kind = "rotating"
-    keys: mx.array | None
-    values: mx.array | None
-    max_size: int
-    _idx: int
-
-    def empty(self) -> bool:
-        return self.keys is None
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
-
-    @classmethod
-    def bytes_of(cls, layout: Layout, tokens: int, *, chunk: int = 1) -> int:
-        # A block leaves max_size - 1 + chunk columns; single tokens allocate in steps up to the full size.
-        columns = max(min(tokens, layout.window - 1 + chunk), min(math.ceil(tokens / STEP) * STEP, layout.window))
-        return layout.bytes_per_token * columns
-
-    def _know(self, keys: mx.array, values: mx.array) -> None:
-        if self.layout is None:
-            self.layout = keys_and_values(self.kind, keys, values, self.max_size)
-
-    def _grow_ring(self, filled: int, keys: mx.array, values: mx.array) -> None:
-        """Room for one more column behind `filled`, as long as the ring has not its full size."""
-
-        def grown(buffer: mx.array | None, like: mx.array) -> mx.array:
-            batch, heads, _, dim = like.shape
-            room = mx.zeros((batch, heads, min((filled // STEP + 1) * STEP, self.max_size) - filled, dim), like.dtype)
-            return room if buffer is None else mx.concatenate([buffer, room], axis=2)
-
-        self.keys, self.values = grown(self.keys, keys), grown(self.values, values)
-
-    def append(self, keys: mx.array, values: mx.array) -> None:
-        self.update_and_fetch(keys, values)
-
-    def checkpoint(self) -> None:
-        # Handles of their own: an assignment to a slice changes the array behind the handle it is made through.
-        self._mark = tuple(copy(item) for item in self.state)
-        self._since: list[tuple[mx.array, mx.array]] = []
-
-    def _remember(self, keys: mx.array, values: mx.array) -> None:
-        if self._mark is not None:
-            self._since.append((keys, values))
-
-    def _rewound(self, what: str) -> tuple[mx.array, mx.array] | None:
-        """Back at the checkpoint, which is forgotten; returns the keys and values that came after it."""
-        if self._mark is None:
-            raise ValueError(f"{what} without a checkpoint")
-        mark, since = self._mark, self._since
-        self._mark, self._since = None, []
-        layout, self.state = self.layout, mark
-        self.layout = layout
-        if not since:
-            return None
-        return tuple(map(_joined, zip(*since, strict=True)))
-
-
-def _joined(parts: Sequence[mx.array]) -> mx.array:
-    return mx.concatenate(list(parts), axis=2)
+from labkit.caches.by_row import one_for_all, per_row, to_keep
+from labkit.caches.layout import Layout
+from labkit.caches.ring import Ring, joined
 
 
 class Rotating(Ring):
@@ -109,8 +41,9 @@ class Rotating(Ring):
     def batch_size(self) -> int:
         return 1 if self.keys is None else self.keys.shape[0]
 
-    def size(self) -> int:
-        return min(self.offset, self.max_size)
+    @property
+    def _seen(self) -> int:
+        return self.offset
 
     def temporal(self, buffer: mx.array) -> mx.array:
         """The columns in use, oldest first (behind the kept ones)."""
@@ -139,9 +72,7 @@ class Rotating(Ring):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values [B, H, L, D]; returns the columns that the new queries may see."""
-        check_tokens(self, keys, values)
-        self._know(keys, values)
-        self._remember(keys, values)
+        self._accept(keys, values)
         if keys.shape[2] == 1:
             return self._write_one(keys, values)
         return self._write_block(keys, values)
@@ -194,14 +125,7 @@ class Rotating(Ring):
         columns = min(self.offset + 1, self.max_size)
         return mx.roll(mx.arange(columns) >= columns - window_size, shift=column + 1)
 
-    def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
-        mask = self.attend_mask(queries.shape[2])
-        return mx.fast.scaled_dot_product_attention(
-            queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
-        )
-
     def attend_mask(self, length: int) -> mx.array:
-        """Which columns of the whole ring the `length` newest tokens see."""
         width = self.keys.shape[2]
         if length == 1:
             return mx.arange(width) < min(self.offset, width)
@@ -219,18 +143,9 @@ class Rotating(Ring):
             self._know(self.keys, self.values)
         self._surplus = 0
 
-    def is_trimmable(self) -> bool:
-        # Once the ring has wrapped, the columns that a trim would bring back into view are gone.
-        return self.offset < self.max_size
-
-    def trim(self, n: int) -> int:
-        self._no_open_span("trim")
-        n = to_trim(n, self.offset)
-        if n and not self.is_trimmable():
-            raise Unsupported(self.kind, f"trim {n} tokens", f"it has wrapped at its window of {self.max_size}")
+    def _take_back(self, n: int) -> None:
         self.offset -= n
         self._idx -= n
-        return n
 
     def prepare(self, *, left_padding: Any = None, lengths: Any = None, right_padding: Any = None) -> None:
         if left_padding is not None and any(per_row(left_padding, self.batch_size)):
@@ -247,7 +162,7 @@ class Rotating(Ring):
         # The padding is taken back as a span is; a span around it stays open.
         surplus, self._surplus = self._surplus, 0
         mark = tuple(copy(item) for item in self._mark)
-        valid = [part[..., : part.shape[2] - surplus, :] for part in map(_joined, zip(*self._since, strict=True))]
+        valid = [part[..., : part.shape[2] - surplus, :] for part in map(joined, zip(*self._since, strict=True))]
         self.commit(valid[0].shape[2])
         if self._within:
             self._mark, self._since = mark, [tuple(valid)]

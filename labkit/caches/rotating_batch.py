@@ -9,11 +9,11 @@ import mlx.core as mx
 
 from labkit.caches import masks
 from labkit.caches.base import Cache, Unsupported
-from labkit.caches.by_row import columns_of_tokens, per_row, row_numbers, to_keep, to_trim
-from labkit.caches.incoming import check_tokens
+from labkit.caches.by_row import columns_of_tokens, per_row, row_numbers, to_keep
 from labkit.caches.layout import Layout
 from labkit.caches.rectangle import right_justified, roll_rows
-from labkit.caches.rotating import Ring, Rotating
+from labkit.caches.ring import Ring
+from labkit.caches.rotating import Rotating
 
 # mlx-lm's order.
 _STATE = ("keys", "values", "offset", "left_padding", "max_size", "_offset", "_idx", "rotated")
@@ -50,14 +50,13 @@ class BatchedRotating(Ring):
     def batch_size(self) -> int:
         return self.offset.shape[0]
 
-    def size(self) -> int:
-        return min(self._offset, self.max_size)
+    @property
+    def _seen(self) -> int:
+        return self._offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values [B, H, L, D]; returns the columns that the new queries may see."""
-        check_tokens(self, keys, values)
-        self._know(keys, values)
-        self._remember(keys, values)
+        self._accept(keys, values)
         if keys.shape[2] == 1 and self._lengths is None:
             result = self._write_one(keys, values)
         else:
@@ -154,22 +153,12 @@ class BatchedRotating(Ring):
         column = self._idx if self.rotated and self._idx < self.max_size else 0
         return mx.roll(mask, shift=column + 1, axis=-1)
 
-    def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
-        mask = self.attend_mask(queries.shape[2])
-        return mx.fast.scaled_dot_product_attention(
-            queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
-        )
-
     def attend_mask(self, length: int) -> mx.array:
-        """Which columns of the whole ring the `length` newest tokens of each row see."""
         width = self.keys.shape[2]
         if length > 1:
             return masks.causal(length, width - length, window=self.max_size, left_padding=self.left_padding)
-        # Age of a column: steps back from the column written last.
-        columns = mx.arange(width)
-        age = (self._idx - 1 - columns) % width if self.rotated else self._idx - 1 - columns
-        temporal = (width if self.rotated else self._idx) - 1 - age
-        return (age >= 0) & (age < self.max_size) & (temporal >= self.left_padding[:, None, None, None])
+        filled = width if self.rotated else self._idx
+        return masks.in_ring(width, self._idx, filled, window=self.max_size, left_padding=self.left_padding)
 
     @property
     def state(self) -> tuple:
@@ -184,18 +173,10 @@ class BatchedRotating(Ring):
         if self.keys is not None:
             self._know(self.keys, self.values)
 
-    def is_trimmable(self) -> bool:
-        return self._offset < self.max_size
-
-    def trim(self, n: int) -> int:
-        self._no_open_span("trim")
-        n = to_trim(n, self._offset)
-        if n and not self.is_trimmable():
-            raise Unsupported(self.kind, f"trim {n} tokens", f"it has wrapped at its window of {self.max_size}")
+    def _take_back(self, n: int) -> None:
         self._offset -= n
         self._idx -= n
         self.offset = self.offset - n
-        return n
 
     def prepare(self, *, left_padding: Any = None, lengths: Any = None, right_padding: Any = None) -> None:
         if left_padding is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from labkit.caches.rotating import Ring
+from labkit.caches.ring import Ring
 
 NOTHING = 0
 

@@ -25,7 +25,7 @@ from labkit.caches import (
     Unsupported,
 )
 from labkit.caches.layout import keys_and_values
-from labkit.caches.paged_rows import int32s
+from labkit.caches.paged_reads import int32s
 from labkit.caches.recurrent_slots import SlottedRecurrent
 
 WINDOW = 8

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from labkit.caches import BatchedContiguous, Cache
 from labkit.caches.paged import PagedCache
-from labkit.caches.paged_rows import int32s
+from labkit.caches.paged_reads import int32s
 from labkit.kernels.fused import place_columns
 from labkit.kernels.targets import device_target
 from labkit.models.contract import Output
