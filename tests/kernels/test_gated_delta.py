@@ -23,7 +23,7 @@ from labkit.kernels.gated_delta import (
     scan_inputs,
     tail_after,
 )
-from labkit.kernels.gated_delta.bench import in_float64
+from labkit.kernels.gated_delta.float64 import in_float64
 from labkit.kernels.gated_delta.gates import layer_inputs
 from labkit.kernels.gated_delta.gates import scan_inputs as random_scan_inputs
 from labkit.kernels.gated_delta.recurrence import SCAN, scan_call

@@ -11,8 +11,8 @@ import pytest
 
 from labkit.kernels.device_clock import DeviceTime
 from labkit.kernels.gated_delta.recurrence import scan
-from recipes.measured import targets
-from recipes.measured.targets import Line, Side
+from recipes.measured import target_lines, targets
+from recipes.measured.target_lines import Line, Side
 
 
 def work(*values: float) -> list[mx.array]:
@@ -92,9 +92,13 @@ def test_lines_fail_alone_and_none_begins_late(
 
 @pytest.mark.nightly  # compiles loops for seconds
 def test_the_lines_do_what_mlx_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "copies_for", lambda nbytes: 2)
-    monkeypatch.setattr(targets.product, "K", 256)
-    for made in (partial(targets._product, 4, 96), partial(targets._decode, 64), partial(targets._prefill, 32)):
+    monkeypatch.setattr(target_lines, "copies_for", lambda nbytes: 2)
+    monkeypatch.setattr(target_lines.product, "K", 256)
+    for made in (
+        partial(target_lines._product, 4, 96),
+        partial(target_lines._decode, 64),
+        partial(target_lines._prefill, 32),
+    ):
         found = made()
         assert "torch" not in found
         assert len(found["labkit"].calls) == len(found["mlx"].calls)
@@ -104,13 +108,13 @@ def test_the_lines_do_what_mlx_does(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.nightly
 def test_experts_and_recurrence_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in (("EXPERTS", 8), ("HIDDEN", 128), ("INNER", 64), ("TOPK", 2)):
-        monkeypatch.setattr(targets.grouped, name, size)
-    found = targets._experts(24, 1.0)
+        monkeypatch.setattr(target_lines.grouped, name, size)
+    found = target_lines._experts(24, 1.0)
     shapes = [side.calls[0]()[0].shape for side in found.values()]
     assert shapes == [(48, 64), (48, 1, 64)]
     assert found["labkit"].work == 2 * found["mlx"].work == 4 * 48 * 128 * 64
-    monkeypatch.setattr(targets.delta, "HK", 1)
-    monkeypatch.setattr(targets.delta, "HV", 2)
-    (call,) = targets._delta(scan, 8)["labkit"].calls
+    monkeypatch.setattr(target_lines.delta, "HK", 1)
+    monkeypatch.setattr(target_lines.delta, "HV", 2)
+    (call,) = target_lines._delta(scan, 8)["labkit"].calls
     first, second = call(), call()
     assert not mx.array_equal(first[1], second[1])  # chained: the second goes on from the first's state

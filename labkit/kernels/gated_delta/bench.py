@@ -19,6 +19,7 @@ import numpy as np
 from labkit.kernels.device_clock import Calls, device_times, with_device_time
 from labkit.kernels.gated_delta.chunks import PREPARE_MMA, Tensor, chunked, prepare_mma_call
 from labkit.kernels.gated_delta.conv import scan_inputs
+from labkit.kernels.gated_delta.float64 import in_float64, relative_error
 from labkit.kernels.gated_delta.gates import layer_inputs
 from labkit.kernels.gated_delta.gates import scan_inputs as random_scan_inputs
 from labkit.kernels.gated_delta.norm import gated_norm
@@ -188,32 +189,13 @@ def _errors(form: Callable) -> dict:
     """Root-mean-square error against float64, as a share of the values' own; 1.7e-3 is bf16's rounding of y."""
     inputs, want_y, want_state = _exact()
     y, state = form(*inputs)
-    return {"error_y": _share(y, want_y), "error_state": _share(state, want_state)}
+    return {"error_y": relative_error(y, want_y), "error_state": relative_error(state, want_state)}
 
 
 @cache
 def _exact() -> tuple[list[mx.array], np.ndarray, np.ndarray]:
     inputs = random_inputs(200)
     return inputs, *in_float64(*inputs)
-
-
-def _share(got: mx.array, want: np.ndarray) -> float:
-    difference = np.array(got.astype(mx.float32), np.float64) - want
-    return float(f"{np.sqrt((difference**2).mean() / (want**2).mean()):.2e}")
-
-
-def in_float64(*inputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
-    """The recurrence in float64: y [B, T, Hv, Dv] and the last state."""
-    q, k, v, log_decay, beta, state = (np.array(x.astype(mx.float32), np.float64) for x in inputs)
-    repeats = v.shape[2] // q.shape[2]
-    q, k = np.repeat(q, repeats, axis=2), np.repeat(k, repeats, axis=2)
-    y = np.zeros_like(v)
-    for t in range(v.shape[1]):
-        state = state * np.exp(log_decay[:, t])[..., None, None]
-        delta = beta[:, t, :, None] * (v[:, t] - np.einsum("bhvk,bhk->bhv", state, k[:, t]))
-        state = state + delta[..., None] * k[:, t, :, None, :]
-        y[:, t] = np.einsum("bhvk,bhk->bhv", state, q[:, t])
-    return y, state
 
 
 def _prepare(length: int, predicted: float, count: int, rounds: int) -> dict:
