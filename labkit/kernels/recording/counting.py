@@ -29,18 +29,20 @@ def count_on_call(counters: mx.array, by: mx.array) -> dict:
     """The arguments of `COUNT_ON`.
 
     Raises:
-        ValueError: shapes or dtypes that differ.
+        ValueError: shapes or dtypes that differ, or no counters.
     """
     if counters.ndim != 1 or counters.shape != by.shape or {counters.dtype, by.dtype} != {mx.int32}:
         raise ValueError(
             f"counters and what they move by are int32 [N], not {counters.dtype} {counters.shape} and {by.dtype} "
             f"{by.shape}"
         )
-    threads = -(-counters.size // 32) * 32
+    if not counters.size:
+        raise ValueError("there is nothing to count: counters are int32 [N] with N of at least 1")
+    group = min(-(-counters.size // 32) * 32, 1024)
     return {
         "inputs": [counters, by, counters.size],
-        "grid": (threads, 1, 1),
-        "threadgroup": (min(threads, 1024), 1, 1),
+        "grid": (-(-counters.size // group) * group, 1, 1),
+        "threadgroup": (group, 1, 1),
         "output_shapes": [counters.shape],
         "output_dtypes": [mx.int32],
     }
