@@ -3,11 +3,13 @@
     python -m recipes.measured.sanitize --out data/measured --commit SHA [--jobs 12] [--seconds 250] [--tools memcheck]
 
 Most of a test's time under the sanitizer is one core's, which compiles. Each process has its share of the tests; those
-of kernels whose threadgroups wait for each other come last. What a process had done when its time was up counts, the
-rest is "not reached". Where the sanitizer says that it lost track of a launch, the test of that launch and those behind
-it in the process are "untracked": they passed, and prove nothing of memory or races. (Its summary then has one error or
-hazard more than it printed.) More `--jobs` have fewer tests each to lose. Succeeds if all tests passed and nothing was
-found.
+of kernels whose threadgroups wait for each other come last. No test begins after three quarters of the time, so that
+the sanitizer comes to its summary. What a process had done when all of it was up counts, the rest is "not reached"; a
+test that passed in a process without a summary says so: what the sanitizer tells at the end, it did not tell there.
+
+Where the sanitizer says that it lost track of a launch, the test of that launch and those behind it in the process are
+"untracked": they passed, and prove nothing of memory or races. (Its summary then has one error or hazard more than it
+printed.) More `--jobs` have fewer tests each to lose. Succeeds if all tests passed and nothing was found.
 """
 
 from __future__ import annotations
@@ -33,19 +35,26 @@ TESTS = "tests/kernels"
 TOOLS = ("memcheck", "racecheck")
 LAST = ("sparse_half", "linear_layer", "full_layer", "persistent")
 """Parts of the names of tests that may hang where the sanitizer leaves fewer threadgroups room at once."""
+LAST_BEGIN = 0.75
+"""No test begins after this part of a tool's time."""
 LOST = "Internal Sanitizer Error"
 """How the sanitizer begins when it lost track; of later launches it may miss what is wrong."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Outcomes:
-    """A pytest plugin: the tests that were collected, or a line of JSON a test as soon as it is over."""
+    """A pytest plugin: the tests that were collected, or a line of JSON a test as soon as it is over; none begins after
+    `until` (on `time.time`)."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path, self.collected = path, []
+    def __init__(self, path: Path | None = None, until: float = float("inf")) -> None:
+        self.path, self.until, self.collected = path, until, []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.collected = [item.nodeid for item in session.items]
+        self.session, self.collected = session, [item.nodeid for item in session.items]
+
+    def pytest_runtest_logfinish(self) -> None:
+        if time.time() > self.until:
+            self.session.shouldstop = "time is up"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.path and (report.when == "call" or report.outcome != "passed"):
@@ -110,7 +119,8 @@ def run(command: Sequence[str], tool: str, tests: Sequence[str], jobs: int, seco
     with tempfile.TemporaryDirectory() as folder:
         dealt = shares(tests, jobs)
         stems = [Path(folder) / str(i) for i in range(len(dealt))]
-        started = [_start(command, tool, share, stem) for share, stem in zip(dealt, stems, strict=True)]
+        until = time.time() + LAST_BEGIN * seconds
+        started = [_start(command, tool, share, stem, until) for share, stem in zip(dealt, stems, strict=True)]
         for process in started:
             _finish(process, begin + seconds)
         logs = [stem.with_suffix(".log").read_text(errors="replace") for stem in stems]
@@ -118,9 +128,12 @@ def run(command: Sequence[str], tool: str, tests: Sequence[str], jobs: int, seco
     found = {row["test"]: row for row in map(json.loads, lines)}
     rows = [found.get(test, {"test": test, "outcome": "not reached"}) for test in tests]
     lost = set().union(*map(untracked, logs, dealt))
+    cut = {test for text, share in zip(logs, dealt, strict=True) if " SUMMARY: " not in text for test in share}
     for row in rows:
         if row["outcome"] == "passed" and row["test"] in lost:
             row["outcome"] = "untracked"
+        if row["outcome"] == "passed" and row["test"] in cut:
+            row["summary"] = False
     said = [line for text in logs for line in findings(text)]
     telling = [text[-3000:] for text in logs if findings(text) or " failed" in text or "Error" in text]
     return {
@@ -131,10 +144,10 @@ def run(command: Sequence[str], tool: str, tests: Sequence[str], jobs: int, seco
     }
 
 
-def _start(command: Sequence[str], tool: str, tests: Sequence[str], stem: Path) -> subprocess.Popen:
+def _start(command: Sequence[str], tool: str, tests: Sequence[str], stem: Path, until: float) -> subprocess.Popen:
     listed = stem.with_suffix(".json")
     listed.write_text(json.dumps(list(tests)))
-    own = [sys.executable, "-m", "recipes.measured.sanitize", "--job", str(listed)]
+    own = [sys.executable, "-m", "recipes.measured.sanitize", "--job", str(listed), "--until", str(until)]
     with stem.with_suffix(".log").open("w") as log:
         return subprocess.Popen(
             [*command, "--tool", tool, "--error-exitcode", "9", *own],
@@ -151,9 +164,9 @@ def _finish(process: subprocess.Popen, deadline: float) -> None:
         process.wait()
 
 
-def job(listed: Path) -> int:
-    """The tests of one process."""
-    plugin = Outcomes(listed.with_suffix(".jsonl"))
+def job(listed: Path, until: float) -> int:
+    """The tests of one process, of which none begins after `until`."""
+    plugin = Outcomes(listed.with_suffix(".jsonl"), until)
     return pytest.main(["-v", "--no-header", "-m", "cuda", "-p", "no:xdist", *json.loads(listed.read_text())], [plugin])
 
 
@@ -168,9 +181,10 @@ def main() -> None:
     parser.add_argument("--sanitizer", default="compute-sanitizer", help="the program")
     parser.add_argument("--name", default="h200", help="prefix of the file")
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=float("inf"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
-        sys.exit(job(arguments.job))
+        sys.exit(job(arguments.job, arguments.until))
     from recipes.measured.kernels import conditions
 
     os.chdir(ROOT)
@@ -184,11 +198,13 @@ def main() -> None:
         ran = run([arguments.sanitizer], tool, tests, arguments.jobs, arguments.seconds)
         outcomes = Counter(row["outcome"] for row in ran["rows"])
         table["rows"] += ran["rows"]
-        table[tool] = {key: ran[key] for key in ("findings", "seconds")} | dict(outcomes)
+        cut = sum(row.get("summary") is False for row in ran["rows"])
+        table[tool] = {key: ran[key] for key in ("findings", "seconds")} | dict(outcomes) | {"without summary": cut}
         (out / f"{arguments.name}_sanitizer.json").write_text(json.dumps(table, indent=1) + "\n")
-        print(f"== {tool}: {dict(outcomes)}, {len(ran['findings'])} lines found, {ran['seconds']} s", flush=True)
+        said = f"{len(ran['findings'])} lines found, {cut} of the passed without a summary"
+        print(f"== {tool}: {dict(outcomes)}, {said}, {ran['seconds']} s", flush=True)
         print("\n".join([*ran["findings"][:60], *ran["logs"][:3]]), flush=True)
-        clean = clean and not ran["findings"] and outcomes["passed"] == len(tests)
+        clean = clean and not ran["findings"] and outcomes["passed"] == len(tests) and not cut
     sys.exit(0 if clean else 1)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import time
+
+import pytest
 
 from recipes.measured import sanitize
 
@@ -63,6 +66,7 @@ def test_a_test_that_passed_untracked_is_no_pass(tmp_path) -> None:
     )
     ran = sanitize.run([sys.executable, str(script)], "racecheck", ["a::b", "a::c"], 1, seconds=600)
     assert [row["outcome"] for row in ran["rows"]] == ["passed", "untracked"]
+    assert "summary" not in ran["rows"][0]
     assert ran["findings"] == [
         "a::c: Internal Sanitizer Error: Detected a failure to track a kernel launch.",
         "RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)",
@@ -85,6 +89,17 @@ def test_what_a_process_did_before_it_died_counts(tmp_path) -> None:
         *[("a", "passed"), ("b", "passed"), ("c", "not reached")]
     ]
     assert ran["findings"] == ["Race reported"] * 2
+    assert [row.get("summary") for row in ran["rows"]] == [False, False, None]
+
+
+def test_no_test_begins_after_its_time_so_that_the_process_ends_by_itself(tmp_path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text("import pytest\npytestmark = pytest.mark.cuda\ndef test_a(): pass\ndef test_b(): pass\n")
+    for until, expected in ((0, ["a"]), (float("inf"), ["a", "b"])):
+        plugin = sanitize.Outcomes(tmp_path / f"{until}.jsonl", until)
+        pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "cuda", str(file)], [plugin])
+        rows = (tmp_path / f"{until}.jsonl").read_text().splitlines()
+        assert [json.loads(row)["test"].rpartition("_")[2] for row in rows] == expected
 
 
 def test_a_process_that_hangs_is_ended_at_the_deadline() -> None:
