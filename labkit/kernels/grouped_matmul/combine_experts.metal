@@ -2,7 +2,7 @@
 uint index = thread_position_in_grid.x;
 constexpr uint FOURS = (N + 3) / 4;
 uint token = index / FOURS, column = index % FOURS * 4;
-if (token < uint(products_shape[0])) {
+if (token < uint(TOKENS)) {
   const device T* first = products + size_t(token) * TOPK * N + column;
   size_t place = size_t(token) * N + column;
   float factor = SHARED ? static_cast<float>(shared_factor[token]) : 0.0f;

@@ -38,7 +38,7 @@ def expert_down(launch: Launch) -> list[mx.array]:
 
 def combine_experts(launch: Launch) -> list[mx.array]:
     """Sums of each token's products, and the shared expert."""
-    products, shared, factor = (array.astype(mx.float32) for array in launch.inputs)
+    products, shared, factor = (array.astype(mx.float32) for array in launch.inputs[:3])
     total = products.sum(axis=1)
     return [total + factor.reshape(-1, 1) * shared if dict(launch.template)["SHARED"] else total]
 

@@ -68,34 +68,53 @@ def row_kernels(
     }
 
 
-_NAMES = (["x", "w", "scales", "biases"], ["y"])
+_INPUTS = ["x", "w", "scales", "biases"]
 FEW_ROWS = row_kernels(
-    _FOLDER / "few_rows.metal", *_NAMES, "M false 1 PARTS", reference.quantized_matmul, native.few_rows
+    _FOLDER / "few_rows.metal", _INPUTS, ["y"], "M false 1 PARTS", reference.quantized_matmul, native.few_rows
 )
-MANY_ROWS = tile_kernels(_FOLDER / "many_rows.metal", *_NAMES, False, reference.quantized_matmul, native.many_rows)
+MANY_ROWS = tile_kernels(
+    _FOLDER / "many_rows.metal", [*_INPUTS, "M"], ["y"], False, reference.quantized_matmul, native.many_rows
+)
 
 
-def split_for(steps: int, in_flight: int = 4) -> tuple[int, int]:
+def split_for(steps: int) -> tuple[int, int]:
     """Simdgroups of a threadgroup whose 16 rows take `steps` steps of 64 bytes each, and steps each has in flight, for
     the form "plain".
 
     K = 2048 on an H200 (data/measured/h200_quantized_matmul.json), 4 simdgroups by 4 steps against 8 by 2: one row of N
     = 12288 11.1 and 11.7 us, of N = 248320 107 and 129, four rows of N = 12288 13.8 and 16.2.
     """
-    simds = next((simds for simds in (2, 4) if steps <= in_flight * simds), 8)
-    return simds, min(in_flight, -(-steps // simds))
+    simds = next((simds for simds in (2, 4) if steps <= 4 * simds), 8)
+    return simds, min(4, -(-steps // simds))
 
 
 TENSOR_STEPS = 16
 """Steps of 64 bytes of 16 rows that a threadgroup of the form "tensor" has in flight."""
 
 
-def tensor_split_for(steps: int, parts: int = 1) -> tuple[int, int]:
+WIDE_SIMDS = 16
+"""Simdgroups of a threadgroup where few would leave most of a multiprocessor idle, or their many rows wait."""
+
+ONE_WAVE = 132
+"""Threadgroups that an H200 has multiprocessors for."""
+
+
+def tensor_split_for(steps: int, parts: int = 1, *, rows: int = 1, tiles: int | None = None) -> tuple[int, int]:
     """As `split_for`, for the form "tensor": one row of N = 12288 takes 7.8 us alone (data/measured/h200_targets.json).
 
     All steps at once where they fit, in few simdgroups; else two batches, the next one on its way while one is used,
-    in as many simdgroups as share the steps evenly.
+    in as many simdgroups as share the steps evenly. Many simdgroups where there are rows to be multiplied meanwhile,
+    or so few tiles that each has a multiprocessor for itself. In one graph of an H200's over 40 layers' weights, us a
+    launch (data/measured/h200_step_forms.json): K = 4096, N = 2048, one row, 6.9 by 8 simdgroups of 1 step, 5.0 by 16
+    of 2; eight rows 12.4, and 9.0 by 16 of 1; K = 2048, N = 12352, eight rows 19.0 by 4 of 4, 15.6 by 16 of 1.
+
+    Args:
+        rows: of x. tiles: of 16 columns, where a threadgroup has one each.
     """
+    if parts == 1 and steps >= WIDE_SIMDS and rows > 4:
+        return WIDE_SIMDS, 1
+    if parts == 1 and steps >= 2 * WIDE_SIMDS and tiles is not None and tiles <= ONE_WAVE:
+        return WIDE_SIMDS, 2
     most = TENSOR_STEPS // parts
     if steps <= most:
         simds = 2 if steps <= 4 else 4
@@ -127,7 +146,8 @@ def few_rows_call(
     if m > FEW:
         raise ValueError(f"at most {FEW} rows, not {m}: use many_rows_call")
     steps = -(-weights.k * weights.bits // 512)
-    chosen = tensor_split_for(steps, parts) if form == "tensor" else split_for(steps)
+    tiles = -(-weights.n // 16)
+    chosen = tensor_split_for(steps, parts, rows=m, tiles=tiles) if form == "tensor" else split_for(steps)
     simds, unroll = simds or chosen[0], unroll or chosen[1]
     return {
         "inputs": [x, *weights.arrays],
@@ -173,7 +193,7 @@ def many_rows_call(
     m = _rows(x, weights, form)
     tile = check_tile(form, tile or tile_for(m))
     return {
-        "inputs": [x, *weights.arrays],
+        "inputs": [x, *weights.arrays, m],
         "template": [("T", x.dtype), *weights.template, ("BM", tile), ("STAGES", stages or stages_for(tile))],
         "grid": (-(-weights.n // columns_of(form)) * 128, -(-m // tile), 1),
         "threadgroup": (128, 1, 1),

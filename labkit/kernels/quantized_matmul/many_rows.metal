@@ -2,7 +2,7 @@
 // the kernel's first line names.
 threadgroup uint4 memory[Tile::MEMORY];
 uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
-uint start = threadgroup_position_in_grid.y * BM, rows = min(uint(BM), uint(x_shape[0]) - start);
+uint start = threadgroup_position_in_grid.y * BM, rows = min(uint(BM), uint(M) - start);
 
 const device T* sources[Tile::COPIES];
 for (int i = 0; i < Tile::COPIES; i++) {
