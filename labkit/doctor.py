@@ -56,6 +56,7 @@ def examine() -> list[Finding]:
         ("clang (address spaces)", False, _clang),
         ("GPU", False, _gpu),
         ("CUDA compiler", False, _cuda_compiler),
+        ("recorded steps", False, _recorded_steps),
         ("browser", False, _browser),
         ("smollm2-135m", False, _smollm2),
     ]
@@ -172,6 +173,17 @@ def _gpu() -> Finding:
             remedy = "MLX's CPU build is installed: `make clean-venv report LABKIT_MLX=cuda13` uses the GPU"
             return Finding("GPU", "missing", f"{found.stdout.strip()} is here, but MLX does not use it", remedy)
     return Finding("GPU", "missing", "no Metal or CUDA device answers", "kernels run in the simulator instead")
+
+
+def _recorded_steps() -> Finding:
+    from labkit.kernels.recording import cuda_graph
+    from labkit.kernels.targets import device_target
+
+    if device_target() != "cuda":
+        return Finding("recorded steps", "missing", "only on CUDA", "MLX launches each decode step's kernels itself")
+    if missing := cuda_graph.unavailable():
+        return Finding("recorded steps", "missing", "decode steps are launched kernel by kernel", missing)
+    return Finding("recorded steps", "ok", "decode steps are replayed as CUDA graphs")
 
 
 def _cuda_compiler() -> Finding:
