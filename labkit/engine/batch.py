@@ -55,7 +55,7 @@ class DecodingBatch:
     def caches(self) -> list[Cache]:
         """One a layer, serial for one row that stands alone, else batched; empty without rows. Rows that are replayed
         come back first."""
-        self._come_back()
+        self.come_back()
         return self._caches
 
     @property
@@ -153,12 +153,13 @@ class DecodingBatch:
         self._clear()
 
     def _clear(self) -> None:
-        if self._replay is not None:
-            self._replay.discard()
-            self._replay = None
+        replay, self._replay = self._replay, None
         self.sessions, self._caches, self.pending = [], [], Choice.given(())
+        if replay is not None:
+            replay.discard()
 
-    def _come_back(self) -> None:
+    def come_back(self) -> None:
+        """If the rows are replayed: let their caches and the pending token be what the last step left."""
         replay, self._replay = self._replay, None
         if replay is not None:
             self.pending = replay.close() or self.pending
@@ -173,7 +174,11 @@ class DecodingBatch:
             replays: by which rows may be replayed that stay as they are.
         """
         if self._replayed(masks, replays):
-            self.pending = self._replay.launch()
+            try:
+                self.pending = self._replay.launch()
+            except Exception as reason:
+                replays.refuse(reason)
+                raise
         else:
             self._compute(masks)
         for session in self.sessions:
@@ -193,7 +198,7 @@ class DecodingBatch:
         if replays is None or any(mask is not None for mask in masks):
             return False
         if self._replay is not None and not self._replay.left:
-            self._come_back()
+            self.come_back()
         if self._replay is None:
             sessions = self.sessions
             self._replay = replays.open(

@@ -83,6 +83,7 @@ class Lanes:
         if batch is None:
             return None
         if len(batch) == 1:
+            batch.come_back()  # others may be replayed meanwhile
             self._operations += batch.settle()
             self._forget(batch)
             return batch

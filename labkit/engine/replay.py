@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -69,16 +70,20 @@ class Started:
 class Replay:
     """Rows that are being replayed.
 
+    Args:
+        keep: lets the rows' caches take what so many steps have left. room: steps that there is room for.
+
     Attributes:
         left: steps until it must be closed.
+        closed: whether it was.
     """
 
-    def __init__(self, recording: Recording, step: DecodeStep, rows: int):
-        self._recording, self._step, self._rows = recording, step, rows
+    def __init__(self, recording: Recording, keep: Callable[[list[mx.array], int], None], room: int, rows: int):
+        self._recording, self._keep, self._rows = recording, keep, rows
         self._taken = 0
         self._last: Started | None = None
         self._before: Started | None = None
-        self.left = step.room
+        self.left, self.closed = room, False
 
     def launch(self) -> Choice:
         """Begin one step; nothing is waited for but the step before the last one."""
@@ -90,9 +95,9 @@ class Replay:
 
     def close(self) -> Choice | None:
         """Let the caches take what the last step left. Returns its token as arrays, or None if no step was taken."""
-        self.discard()
+        self._wait()
         carried = self._recording.carried()
-        self._step.keep(carried[COUNTERS + 1 :], self._taken)
+        self._keep(carried[COUNTERS + 1 :], self._taken)
         if self._last is None:
             return None
         rows = self._rows
@@ -100,10 +105,17 @@ class Replay:
 
     def discard(self) -> None:
         """Wait for the steps that were begun, so that their tokens can still be read; the rows' caches are given up."""
-        for started in (self._before, self._last):
-            if started is not None:
-                started.values()
-        self._recording.close()
+        with contextlib.suppress(Exception):  # whoever reads its tokens is told why a step has failed
+            self._wait()
+
+    def _wait(self) -> None:
+        self.closed = True
+        try:
+            for started in (self._before, self._last):
+                if started is not None:
+                    started.values()
+        finally:
+            self._recording.close()
 
 
 class Replays:
@@ -124,6 +136,7 @@ class Replays:
         self._asked: tuple = ()
         self._count = 0
         self._never: tuple | None = None
+        self._opened_last: Callable[[], Replay | None] = lambda: None
         self.refused: dict[tuple, str] = {}
         self.recorded, self.seconds = 0, 0.0
 
@@ -136,6 +149,11 @@ class Replays:
         """Nobody decodes: a large recording goes."""
         if self.nbytes > KEPT:
             self._recording = self._form = None
+
+    def refuse(self, reason: Exception) -> None:
+        """Rows of the form that was opened last are replayed no more."""
+        self.refused[self._form] = f"{type(reason).__name__}: {reason}"
+        self._recording = self._form = None
 
     def open(
         self,
@@ -157,11 +175,16 @@ class Replays:
         """
         if self._machine is None or not hasattr(self._model, "decode_step"):
             return None
+        last = self._opened_last()
+        if last is not None and not last.closed:
+            return None  # other rows' states are in the recording
         if who != self._asked:
             self._asked, self._count = who, 0
         self._count += 1
         options = [sampler.for_kernels for sampler in samplers]
         if self._count <= QUIET or tokens < FEWEST or self._never == who or None in options:
+            return None
+        if self._form is None and self._count <= PATIENCE:
             return None
         step = self._model.decode_step(caches, Rows.batch(list(fed)), fed, tokens)
         if step is None:
@@ -178,21 +201,24 @@ class Replays:
             token.astype(mx.uint32), mx.zeros((rows,), mx.float32), _counters((*step.counters, *chosen)), *step.memory
         ]  # fmt: skip
         given = [*options.values(), *step.given]
-        mx.eval(carried, given, by)
         form = tuple((array.shape, array.dtype) for array in (*carried, *given))
         if form in self.refused:
             self._never = who
             return None
         if form != self._form and self._count <= PATIENCE:
             return None
+        mx.eval(carried, given, by)
         try:
             own = self._own(form, step, options, carried, given, by)
         except Exception as reason:  # whatever it is, MLX computes the rows as before
-            self.refused[form] = f"{type(reason).__name__}: {reason}"
-            self._recording = self._form = None
+            self._form = form
+            self.refuse(reason)
             return None
         step.keep(own[COUNTERS + 1 :], 0)
-        return Replay(self._recording, step, rows)
+        # Not the step itself: it holds the states that the rows began with.
+        replay = Replay(self._recording, step.keep, step.room, rows)
+        self._opened_last = weakref.ref(replay)
+        return replay
 
     def _own(
         self, form: tuple, step: DecodeStep, options: dict, carried: list[mx.array], given: list[mx.array], by: mx.array

@@ -18,6 +18,7 @@ from labkit.kernels import cuda_build
 from labkit.kernels.artefacts import ArtefactCache, content_key
 from labkit.kernels.cuda_build.unit import function_name
 from labkit.kernels.recording.machine import Resolve
+from labkit.kernels.recording.memory import as_bytes, from_bytes
 from labkit.kernels.recording.program import Node, NotRecordable, Program
 from labkit.kernels.resident import check_resident, multiprocessors
 from labkit.kernels.signature import threadgroup_size
@@ -113,7 +114,7 @@ class CudaGraphs:
 
     def addresses(self, arrays: Sequence[mx.array]) -> list[int]:
         """Where evaluated arrays lie: kernels tell, since MLX does not."""
-        some = [_as_bytes(array) for array in arrays if array.size]
+        some = [as_bytes(array) for array in arrays if array.size]
         found = []
         for at in range(0, len(some), PROBED):
             part = some[at : at + PROBED]
@@ -303,11 +304,6 @@ def _cubin(unit: str, architecture: str) -> bytes:
     return (ArtefactCache().get(key, write) / "kernel.cubin").read_bytes()
 
 
-def _as_bytes(array: mx.array) -> mx.array:
-    flat = array.reshape(-1)
-    return flat if array.dtype == mx.uint8 else flat.view(mx.uint8)
-
-
 @cache
 def _probe() -> Callable:
     names = [f"a{index}" for index in range(PROBED)]
@@ -336,4 +332,4 @@ def _empty(array: mx.array) -> mx.array:
         inputs=[mx.array([0], mx.uint8)], template=[], grid=(32, 1, 1), threadgroup=(32, 1, 1),
         output_shapes=[(array.nbytes,)], output_dtypes=[mx.uint8],
     )  # fmt: skip
-    return (made if array.dtype == mx.uint8 else made.view(array.dtype)).reshape(array.shape)
+    return from_bytes(made, array)

@@ -19,7 +19,8 @@ class Machine(Protocol):
     """Memory at addresses, and launches on it. Nothing waits but `wait` and `read`."""
 
     def addresses(self, arrays: Sequence[mx.array]) -> list[int]:
-        """Where evaluated arrays lie."""
+        """Where evaluated arrays lie; of one that is not whole in memory, where a copy of it lay until now, each in a
+        place of its own."""
         ...
 
     def copies(self, arrays: Sequence[mx.array]) -> list[mx.array]:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.kernels.recording.machine import Resolve
+from labkit.kernels.recording.memory import as_bytes, from_bytes
 from labkit.kernels.recording.program import Node, Program
 from labkit.kernels.targets import run_on
 
@@ -28,7 +29,8 @@ class OnHost:
 
     def addresses(self, arrays: Sequence[mx.array]) -> list[int]:
         """Where evaluated arrays lie."""
-        return [_bytes(array).ctypes.data if array.size else 0 for array in arrays]
+        some = [_bytes(array) for array in arrays]  # all live until each has told
+        return [part.ctypes.data if part.size else 0 for part in some]
 
     def copies(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """Evaluated arrays of the same values in memory of their own."""
@@ -87,12 +89,10 @@ def _at(address: int, nbytes: int) -> np.ndarray:
 
 
 def _bytes(array: mx.array) -> np.ndarray:
-    flat = array.reshape(-1)
-    return np.array(flat if array.dtype == mx.uint8 else flat.view(mx.uint8), copy=False)
+    return np.array(as_bytes(array), copy=False)
 
 
 def _array(data: np.ndarray, like: mx.array) -> mx.array:
-    made = mx.array(data)
-    made = (made if like.dtype == mx.uint8 else made.view(like.dtype)).reshape(like.shape)
+    made = from_bytes(mx.array(data), like)
     mx.eval(made)
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
@@ -44,7 +44,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """A launch, and where its inputs and outputs lie."""
+    """A launch, and where its inputs and outputs lie. In place of what is given stand arrays of its shape and dtype
+    that nobody ever evaluates: the first ones may go."""
 
     kernel: Kernel
     launch: Launch
@@ -64,7 +65,7 @@ class Program:
     Attributes:
         made: what the launches wrote; they write it again at each call.
         fixed: arrays that are always there, by their addresses.
-        read: what the launches were noted with. All of it lives as long as the program.
+        read: what the launches were noted with, but for what is given. All of it lives as long as the program.
     """
 
     nodes: tuple[Node, ...]
@@ -122,24 +123,24 @@ def as_program(
     """
     if [(array.dtype, array.shape) for array in before] != [(array.dtype, array.shape) for array in after]:
         raise NotRecordable("what is carried on changes its shape or dtype from call to call")
-    if [launch.kernel.name for launch in noted] != [launch.kernel.name for launch in again]:
+    if [_what(launch) for launch in noted] != [_what(launch) for launch in again]:
         raise NotRecordable("two calls made different launches")
     regions = _regions(noted, before, after, given, addresses)
     inputs = [array for launch in noted for array in launch.launch.inputs]
-    twins = [array for launch in again for array in launch.launch.inputs]
-    where = _addresses(inputs, addresses)
-    # What is the same object in both calls is at the same address; the others are few.
-    apart = [index for index, (one, other) in enumerate(zip(inputs, twins, strict=True)) if one is not other]
-    there = dict(zip(apart, addresses([twins[index] for index in apart]), strict=True))
+    where, there = _addresses(inputs, [array for launch in again for array in launch.launch.inputs], addresses)
     written = iter(addresses([array for launch in noted for array in launch.outputs]))
-    nodes, fixed, at = [], {}, itertools.count()
+    nodes, read, fixed, at = [], [], {}, itertools.count()
     for launch in noted:
+        if launch.launch.init_value is not None:
+            raise NotRecordable(
+                f"kernel {launch.kernel.name} wants its outputs filled: an operation of MLX's own does it"
+            )
         places = []
         for number, name in enumerate(launch.kernel.text.input_names):
             index = next(at)
             address, array = where[index], inputs[index]
             place = regions.place(address, array.nbytes) if array.size else Place("fixed", 0, address)
-            if place is None and (there.get(index, address) == address or _is_number(launch.launch, number)):
+            if place is None and (there[index] == address or _is_number(launch.launch, number)):
                 place, fixed[address] = Place("fixed", 0, address), array
             if place is None:
                 raise NotRecordable(
@@ -151,16 +152,35 @@ def as_program(
             regions.place(address, array.nbytes) if array.size else Place("fixed", 0, address)
             for address, array in zip(itertools.islice(written, len(launch.outputs)), launch.outputs, strict=True)
         ]
-        nodes.append(Node(launch.kernel, launch.launch, tuple(places), tuple(outputs)))
+        kept = [
+            mx.zeros(array.shape, array.dtype) if place.kind == "given" else array
+            for array, place in zip(launch.launch.inputs, places, strict=True)
+        ]
+        read += [array for array, place in zip(kept, places, strict=True) if place.kind != "given"]
+        nodes.append(Node(launch.kernel, replace(launch.launch, inputs=tuple(kept)), tuple(places), tuple(outputs)))
     made = tuple(array for launch in noted for array in launch.outputs)
-    return Program(tuple(nodes), made, fixed, tuple(inputs))
+    return Program(tuple(nodes), made, fixed, tuple(read))
 
 
-def _addresses(arrays: Sequence[mx.array], addresses: Addresses) -> list[int]:
-    """Where arrays lie, of which some occur often."""
-    once = {id(array): array for array in arrays}
-    found = dict(zip(once, addresses(list(once.values())), strict=True))
-    return [found[id(array)] for array in arrays]
+def _what(noted: Noted) -> tuple:
+    """All of a launch but where its arrays lie."""
+    launch = noted.launch
+    sizes = launch.output_shapes, launch.output_dtypes, launch.grid, launch.threadgroup, launch.template
+    return noted.kernel.name, [(array.shape, array.dtype) for array in launch.inputs], launch.numbers, *sizes
+
+
+def _addresses(
+    inputs: Sequence[mx.array], twins: Sequence[mx.array], addresses: Addresses
+) -> tuple[list[int], list[int]]:
+    """Where the inputs of two calls lie, of which some occur often.
+
+    Asked at once, and for what is the same object in both calls twice: of what is not whole in memory an address is
+    that of a copy made for the question, and only copies that live together are sure to lie apart.
+    """
+    once, other = ({id(array): array for array in arrays} for arrays in (inputs, twins))
+    found = addresses([*once.values(), *other.values()])
+    where, there = dict(zip(once, found, strict=False)), dict(zip(other, found[len(once) :], strict=True))
+    return [where[id(array)] for array in inputs], [there[id(array)] for array in twins]
 
 
 def _regions(
@@ -174,7 +194,13 @@ def _regions(
     for kind, arrays in (("before", before), ("given", given)):
         for index, (address, array) in enumerate(zip(addresses(arrays), arrays, strict=True)):
             regions.add(address, array.nbytes, Place(kind, index, 0))
-    left = {address: index for index, address in enumerate(addresses(after))}
+    left: dict[int, int] = {}
+    for index, (address, array) in enumerate(zip(addresses(after), after, strict=True)):
+        if not array.size:
+            continue
+        if address in left:
+            raise NotRecordable(f"carried arrays {left[address]} and {index} are one output")
+        left[address] = index
     outputs = [array for launch in noted for array in launch.outputs if array.size]
     for address, array in zip(addresses(outputs), outputs, strict=True):
         index = left.pop(address, None)
@@ -183,7 +209,8 @@ def _regions(
         regions.add(address, array.nbytes, None if index is None else Place("after", index, 0))
     if left:
         raise NotRecordable(
-            f"carried array {min(left.values())} is not a launch's output: an operation of MLX's own made it"
+            f"carried array {min(left.values())} is not a launch's output: an operation of MLX's own made it, or it "
+            "is left as it was"
         )
     return regions
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.kernels.recording.machine import Machine
+from labkit.kernels.recording.memory import as_bytes, whole
 from labkit.kernels.recording.program import Noted, NotRecordable, Place, Program, as_program
 from labkit.kernels.targets import watched
 
@@ -75,6 +76,7 @@ class Recording:
         """
         if [_form(array) for array in [*carried, *given]] != self._forms:
             raise ValueError("a recording is opened with arrays of the shapes and dtypes that it was recorded with")
+        carried, given = whole(carried), whole(given)
         self._machine.wait()
         fixed = self._program.fixed
         if self._machine.addresses(list(fixed.values())) != list(fixed):
@@ -133,16 +135,16 @@ def record(
     Raises:
         NotRecordable: it does something else, or the graph's values differ in a single bit.
     """
-    before = machine.copies(carried)
+    before, given = machine.copies(whole(carried)), whole(given)
     noted, after = _noted(step, before, given)
     again, _ = _noted(step, before, given)
-    wanted = machine.copies(after)
     program = as_program(noted, again, before, after, given, machine.addresses)
-    del again
+    wanted = machine.copies(after)
+    del noted, again
     recording = Recording(machine, program, (before, after), given, reads)
     recording.open(before, given)
     recording.replay()
-    same = [mx.array_equal(_bytes(g), _bytes(w)) for g, w in zip(recording.carried(), wanted, strict=True)]
+    same = [mx.array_equal(as_bytes(g), as_bytes(w)) for g, w in zip(recording.carried(), wanted, strict=True)]
     mx.eval(same)
     if wrong := [index for index, equal in enumerate(same) if not equal.item()]:
         raise NotRecordable(f"carried arrays {wrong} differ when they are replayed")
@@ -171,7 +173,3 @@ def _release(machine: Machine, graphs: list[Any]) -> None:
 
 def _form(array: mx.array) -> tuple:
     return array.shape, array.dtype
-
-
-def _bytes(array: mx.array) -> mx.array:
-    return array.reshape(-1).view(mx.uint8)

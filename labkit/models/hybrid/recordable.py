@@ -62,12 +62,11 @@ def decode_step(
 
     def keep(memory: list[mx.array], steps: int) -> None:
         arrays, took = iter(memory), replace(step, length=steps)
-        for layer, cache, part in zip(layers, caches, parts, strict=True):
+        for layer, cache in zip(layers, caches, strict=True):
             if layer.kind == ATTENTION:
-                left = part._replace(tail_keys=next(arrays), tail_values=next(arrays))
+                cache.take_tail(next(arrays), next(arrays), steps)
             else:
-                left = delta_layer.Memory(next(arrays), next(arrays))
-            layer.mixer.keep(cache, left, took)
+                layer.mixer.keep(cache, delta_layer.Memory(next(arrays), next(arrays)), took)
 
     return DecodeStep(
         by_arrays,
