@@ -58,13 +58,16 @@ def main() -> None:
                 found.append({"part": part} | row)
                 table = {"family": "paged", **conditions(arguments.commit), "rows": found}
                 path.write_text(json.dumps(table, indent=1, default=str) + "\n")
-                print(
-                    "  " + "  ".join(f"{k}={v:.4g}" if type(v) is float else f"{k}={v}" for k, v in row.items()),
-                    flush=True,
-                )
+                print("  " + "  ".join(f"{key}={_short(value)}" for key, value in row.items()), flush=True)
         except Exception:
             traceback.print_exc()
     print(f"{len(found)} rows in {time.perf_counter() - begin:.0f} s: {path.name}")
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_short, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _token(rows: int) -> tuple[mx.array, mx.array]:
