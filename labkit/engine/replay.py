@@ -123,14 +123,15 @@ class Replays:
 
     Args:
         model: the model. machine: where to replay; None: nowhere.
+        patience: `PATIENCE`, or another number of steps.
 
     Attributes:
         refused: why the rows of a form are not replayed, by the form.
         recorded: recordings made. seconds: that they took.
     """
 
-    def __init__(self, model: Model, machine: Machine | None):
-        self._model, self._machine = model, machine
+    def __init__(self, model: Model, machine: Machine | None, *, patience: int = PATIENCE):
+        self._model, self._machine, self._patience = model, machine, patience
         self._recording: Recording | None = None
         self._form: tuple | None = None
         self._asked: tuple = ()
@@ -184,7 +185,7 @@ class Replays:
         options = [sampler.for_kernels for sampler in samplers]
         if self._count <= QUIET or tokens < FEWEST or self._never == who or None in options:
             return None
-        if self._form is None and self._count <= PATIENCE:
+        if self._form is None and self._count <= self._patience:
             return None
         step = self._model.decode_step(caches, Rows.batch(list(fed)), fed, tokens)
         if step is None:
@@ -205,7 +206,7 @@ class Replays:
         if form in self.refused:
             self._never = who
             return None
-        if form != self._form and self._count <= PATIENCE:
+        if form != self._form and self._count <= self._patience:
             return None
         mx.eval(carried, given, by)
         try:

@@ -57,7 +57,7 @@ def main() -> None:
         subject = open_subject(SHAPE, graph="specialised", layers=arguments.layers)
         chosen = {"persistent": arguments.persistent} | dict(each.split("=", 1) for each in arguments.variant)
         model = subject.with_variants(Variants(**{name: _value(text) for name, text in chosen.items()}))
-    replays = Replays(model, machine_here() if arguments.replay else None)
+    replays = Replays(model, machine_here() if arguments.replay else None, patience=0)
     for context in arguments.context:  # kernels are compiled while others may measure
         _drive(model, context, WARM_UP, lambda: None, replays)
     rows = []

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from labkit.kernels.recording import machine_here
+from labkit.measure.end_to_end.filled import Filled
 from labkit.measure.end_to_end.mechanisms import ABLATIONS, Ablation, Machine
 from labkit.measure.end_to_end.parts import Parts
 from labkit.measure.end_to_end.plan import Plan, Point
@@ -47,17 +49,14 @@ def run(
     Returns:
         one record a mechanism and point: name, saves, kind, length, skew, predicted_seconds and measured_seconds (what
         the control takes beyond the engine), gain (control's time over the engine's) with its interval, published (the
-        figure's name), engine_seconds.
+        figure's name), engine_seconds, replayed (whether both sides' decode steps were).
 
     Raises:
         LoadError: a subject whose graph has no switches.
     """
     parts, begin, records = parts or Parts(None, {}), time.perf_counter(), []
     for ablation in chosen:
-        sides = [
-            LabkitSide(subject.with_variants(Variants(**ablation.base)), ENGINE),
-            LabkitSide(subject.with_variants(Variants(**ablation.base | ablation.control)), CONTROL),
-        ]
+        sides = _sides(subject, ablation)
         for point in ablation.points:
             key = "_".join([point.name, *(f"{k}-{v}" for k, v in ablation.control.items()), f"skew-{skew:g}"])
             record = parts.load(key)
@@ -70,6 +69,21 @@ def run(
                 parts.store(key, record)
             records.append(record)
     return records
+
+
+def _sides(subject: Subject, ablation: Ablation) -> list[LabkitSide]:
+    """Engine and control, both replayed or neither: a control that MLX must launch would pay for that besides."""
+    models = {
+        ENGINE: subject.with_variants(Variants(**ablation.base)),
+        CONTROL: subject.with_variants(Variants(**ablation.base | ablation.control)),
+    }
+    sides = [LabkitSide(model, name) for name, model in models.items()]
+    if any(point.kind == "decode" for point in ablation.points) and machine_here() is not None:
+        for side in sides:
+            side.decode(Filled(side.model.layouts, 2), 1, 4)
+        if not all(side.replays for side in sides):
+            return [LabkitSide(model, name, replay=False) for name, model in models.items()]
+    return sides
 
 
 def _compare(
@@ -97,6 +111,7 @@ def _compare(
     ratio = measured["ratios"][CONTROL]
     return record | {
         "engine_seconds": medians[ENGINE],
+        "replayed": all(side.replays for side in sides),
         "measured_seconds": medians[CONTROL] - medians[ENGINE],
         "gain": ratio["ratio"],
         "gain_low": ratio["low"],

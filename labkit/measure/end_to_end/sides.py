@@ -46,14 +46,24 @@ class Side(Protocol):
 
 
 class LabkitSide:
-    """A labkit model, as the engine runs one request: prompt chunks, then the device one token ahead of the host."""
+    """A labkit model, as the engine runs one request: prompt chunks, then the device one token ahead of the host.
+
+    Args:
+        chunk: tokens of a prompt's chunk. replay: whether steps are replayed where they can be, at once: by the engine
+            they are after some steps.
+    """
 
     warm_up_tokens: int | None = None
 
     def __init__(self, model: Model, name: str = "labkit", *, chunk: int | None = None, replay: bool = True):
         self.model, self.name = model, name
         self.chunk = chunk or CHUNK
-        self._replays = Replays(model, machine_here() if replay else None)
+        self._replays = Replays(model, machine_here() if replay else None, patience=0)
+
+    @property
+    def replays(self) -> bool:
+        """Whether decode steps have been replayed."""
+        return self._replays.recorded > 0
 
     def prefill(self, tokens: mx.array) -> float:
         caches, last = self.model.make_caches(), tokens.size - 1
