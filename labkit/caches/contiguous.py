@@ -147,6 +147,11 @@ class Columns(Tailed, Cache):
             buffers.append((array, view))
         self.keys, self.values = (array for array, _ in buffers)
         self._host = HostViews([view for _, view in buffers])
+        if filled and columns > old[0].shape[2]:
+            # No buffer to come fits into an old one: those of all layers would stay the process's, in MLX's pool.
+            old.clear()
+            del buffer
+            mx.clear_cache()
 
     def _forget(self) -> None:
         self._host = self._tail = None

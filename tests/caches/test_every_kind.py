@@ -314,6 +314,25 @@ def test_a_host_that_writes_sees_what_the_other_face_wrote(batched):
     assert held.keys_and_values()[0][0, 0, :, 0].tolist() == [7]
 
 
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="about buffers that the host writes")
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_buffer_that_grew_leaves_no_old_one_in_the_pool(batched):
+    """A prompt's layers grow one after the other in a chunk: their old buffers together would be a whole cache more."""
+    tokens = mx.ones((1, 2, 1, 64))
+    layers = [Contiguous(keys_and_values("contiguous", tokens, tokens)) for _ in range(4)]
+    layers = [Contiguous.merge([cache]) if batched else cache for cache in layers]
+    for cache in layers:
+        cache.host_columns(1000, 1)
+        cache.advance_columns(1000)
+    mx.clear_cache()
+    held = sum(cache.nbytes for cache in layers)
+    for cache in layers:
+        cache.host_columns(1000, 1)
+        cache.advance_columns(1000)
+    assert sum(cache.nbytes for cache in layers) >= 1.9 * held
+    assert mx.get_cache_memory() <= held / 4
+
+
 def test_numbers_that_are_kept_serve_the_engines_of_all_threads():
     """MLX lets only the thread that built an array evaluate it, and two engines may have rows of the same lengths."""
     int32s.cache_clear()
