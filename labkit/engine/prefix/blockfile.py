@@ -98,8 +98,13 @@ class Encoded:
         return struct.pack("<Q", len(header)) + header
 
 
-def load(size: int, fill: Callable[[memoryview, int], None]) -> Record:
-    """The record in a file of `size` bytes; its tensors are views of one buffer.
+Place = Callable[[dict[str, str], dict[str, tuple[str, tuple[int, ...]]]], dict[str, tuple[memoryview, ...]]]
+"""Told what a file says of itself, and its tensors (dtype, shape): memory for those that are to lie elsewhere, in one
+piece or several, as many bytes as the tensor has. What is in it counts only once the file has proved sound."""
+
+
+def load(size: int, fill: Callable[[memoryview, int], None], place: Place = lambda about, tensors: {}) -> Record:
+    """The record in a file of `size` bytes; its tensors are views of one buffer, or lie where `place` says.
 
     Args:
         fill: fills a buffer from a place in the file on; called by several threads. Each part of the data is checked
@@ -109,32 +114,50 @@ def load(size: int, fill: Callable[[memoryview, int], None]) -> Record:
         Damaged: anything but what `Encoded` wrote.
         Foreign: a header of another format.
     """
-    data = pages(size)
-    fill(data[:8], 0)
-    length = int.from_bytes(data[:8], "little")
+    head = memoryview(bytearray(min(size, 8)))
+    fill(head, 0)
+    length = int.from_bytes(head, "little")
     if length <= MAX_HEADER:
-        fill(data[8 : 8 + length], 8)
-    about, entries, begin = read_header(data, size)
-    body = data[begin:]
+        head = memoryview(bytearray(min(size, 8 + length)))
+        fill(head, 0)
+    about, entries, begin = read_header(head, size)
+    kinds = {name: (_FROM_FILE[entry["dtype"]], tuple(entry["shape"])) for name, entry in entries.items()}
+    own = {key: value for key, value in about.items() if key not in ("format", "crc", "sha")}
+    pieces = _places(entries, place(own, kinds))
+    segments = list(_segments([piece for some in pieces.values() for piece in some]))
 
-    def checked(start: int) -> str:
+    def checked(first: int) -> str:
         checksums = []
-        for at in range(start, min(start + RUN * SEGMENT, len(body)), SEGMENT):
-            segment = body[at : at + SEGMENT]
-            fill(segment, begin + at)
-            checksums.append(_crc([segment]))
+        for index, segment in enumerate(segments[first : first + RUN], first):
+            at = begin + index * SEGMENT
+            for part in segment:
+                fill(part, at)
+                at += len(part)
+            checksums.append(_crc(segment))
         return "".join(checksums)
 
-    with _workers(-(-len(body) // SEGMENT)) as start:
-        runs = [start(checked, place) for place in range(0, len(body), RUN * SEGMENT)]
+    with _workers(len(segments)) as start:
+        runs = [start(checked, first) for first in range(0, len(segments), RUN)]
         crc = "".join(result() for result in runs)
     if crc != about["crc"]:
         raise Damaged("the data do not match their checksums")
-    body, tensors = body.toreadonly(), {}
-    for name, entry in entries.items():
-        first, last = entry["data_offsets"]
-        tensors[name] = Tensor(_FROM_FILE[entry["dtype"]], tuple(entry["shape"]), body[first:last])
-    return Record(tensors, {key: value for key, value in about.items() if key not in ("format", "crc", "sha")})
+    tensors = {}
+    for name, (dtype, shape) in kinds.items():
+        data = tuple(piece.toreadonly() for piece in pieces[name])
+        tensors[name] = Tensor(dtype, shape, data[0] if len(data) == 1 else data)
+    return Record(tensors, own)
+
+
+def _places(entries: dict, given: dict[str, tuple[memoryview, ...]]) -> dict[str, tuple[memoryview, ...]]:
+    """Where the data of each tensor go: where they were given room, else into one new buffer."""
+    sizes = {name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in entries.items()}
+    rest, at, places = pages(sum(size for name, size in sizes.items() if name not in given)), 0, {}
+    for name, size in sizes.items():
+        if name in given:
+            places[name] = given[name]
+        else:
+            places[name], at = (rest[at : at + size],), at + size
+    return places
 
 
 def read_header(data: bytes | memoryview, size: int) -> tuple[dict[str, str], dict, int]:

@@ -7,7 +7,8 @@ taken as they are, in the array's own dtype: a detour through another dtype woul
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -70,8 +71,29 @@ class Codec:
             arrays |= {(index, name): array for name, array in own.items()}
         return _taken(arrays, lent), {"scalars": json.dumps(scalars)}
 
-    def assemble(self, blocks: Sequence[Record], state: Record | None, tokens: int) -> list[Cache]:
-        """Fresh caches after `tokens` tokens, from the by-token layers' blocks in order and all other layers' state."""
+    def rooms(self, tensors: dict[str, tuple[str, tuple[int, ...]]], tokens: int) -> dict[str, mx.array]:
+        """Arrays for a row's tensors (dtype, shape), those of by-token layers as long as `tokens` tokens are best
+        given."""
+        caches, arrays = self._make(), {}
+        for name, (dtype, shape) in tensors.items():
+            layer = int(name.partition(".")[0])
+            if layer in self.by_token:
+                shape = (*shape[:-2], max(tokens, caches[layer].room_for(tokens)), shape[-1])
+            arrays[name] = mx.zeros(shape, getattr(mx, dtype))
+        return arrays
+
+    def assemble(
+        self,
+        blocks: Sequence[Record],
+        state: Record | None,
+        tokens: int,
+        landed: Mapping[str, mx.array] = MappingProxyType({}),
+    ) -> list[Cache]:
+        """Fresh caches after `tokens` tokens, from the by-token layers' blocks in order and all other layers' state.
+
+        Args:
+            landed: by name, what `rooms` gave for the last of the blocks and the state, whose bytes lie there already.
+        """
         caches = self._make()
         parts: dict[int, dict[str, list[Tensor]]] = {index: {} for index in self.by_token}
         for name in blocks[0].tensors if self.by_token else ():
@@ -79,12 +101,12 @@ class Codec:
             if layer.isdigit() and int(layer) in parts:
                 parts[int(layer)][short] = [block.tensors[name] for block in blocks]
         rooms = {index: caches[index].room_for(tokens) for index in self.by_token}
-        for index, whole in _joined(parts, rooms).items():
+        for index, whole in _joined(parts, rooms, landed).items():
             caches[index].fill_columns(whole, tokens)
         scalars: dict[str, Any] = json.loads(state.about["scalars"]) if state is not None else {}
         for index in self.whole:
             names = [name for name in state.tensors if name.startswith(f"{index}.")]
-            arrays = {name.partition(".")[2]: _array(state.tensors[name]) for name in names}
+            arrays = {n.partition(".")[2]: landed[n] if n in landed else _array(state.tensors[n]) for n in names}
             caches[index].fill(arrays, scalars[str(index)])
         mx.eval([cache.state for cache in caches])
         return caches
@@ -163,26 +185,37 @@ def _array(tensor: Tensor) -> mx.array:
     return mx.array(np.frombuffer(tensor.whole, dtype=np.uint8)).view(dtype).reshape(tensor.shape)
 
 
-def _joined(parts: dict[int, dict[str, list[Tensor]]], rooms: dict[int, int]) -> dict[int, dict[str, mx.array]]:
+def _joined(
+    parts: dict[int, dict[str, list[Tensor]]], rooms: dict[int, int], landed: Mapping[str, mx.array]
+) -> dict[int, dict[str, mx.array]]:
     """By layer and name: tensors [..., tokens, D] behind one another in an array of `rooms[layer]` columns, each byte
-    written once where the host writes the device's memory."""
+    written once where the host writes the device's memory. Where an array has `landed`, its last tensor lies there."""
     if not shares_memory():
         return {layer: {name: _concatenated(some) for name, some in of.items()} for layer, of in parts.items()}
-    whole = {layer: {name: _room(some, rooms[layer]) for name, some in of.items()} for layer, of in parts.items()}
-    # Memory that nobody else has seen: see labkit.caches.host.
-    views = {
-        (layer, name): array.view(_UNSIGNED[array.dtype.size])
-        for layer, of in whole.items()
-        for name, array in of.items()
+    whole = {
+        layer: {
+            name: landed[f"{layer}.{name}"] if f"{layer}.{name}" in landed else _room(some, rooms[layer])
+            for name, some in of.items()
+        }
+        for layer, of in parts.items()
     }
-    mx.eval(whole, views)  # all at once: each wait for the device takes as long as a small array
-    for (layer, name), array in views.items():
-        view, at = np.array(array, copy=False), 0
-        for tensor in parts[layer][name]:
+    # Memory that nobody else has seen: see labkit.caches.host.
+    views = host_views({(layer, name): array for layer, of in whole.items() for name, array in of.items()})
+    for (layer, name), view in views.items():
+        at, tensors = 0, parts[layer][name]
+        for tensor in tensors[:-1] if f"{layer}.{name}" in landed else tensors:
             part = np.frombuffer(tensor.whole, np.uint8).view(view.dtype).reshape(tensor.shape)
             view[..., at : at + tensor.shape[-2], :] = part
             at += tensor.shape[-2]
     return whole
+
+
+def host_views(arrays: dict[Any, mx.array]) -> dict[Any, np.ndarray]:
+    """Views of arrays' own memory that can be written, as whole numbers; all evaluated at once, since each wait for the
+    device takes as long as a small array."""
+    views = {key: array.view(_UNSIGNED[array.dtype.size]) for key, array in arrays.items()}
+    mx.eval(list(arrays.values()), list(views.values()))
+    return {key: np.array(view, copy=False) for key, view in views.items()}
 
 
 def _room(tensors: Sequence[Tensor], columns: int) -> mx.array:

@@ -20,6 +20,9 @@ from labkit.engine.prefix.filesystem import FileSystem
 from labkit.engine.prefix.folder import Entry, Folder
 from labkit.engine.prefix.record import Record
 
+Room = Callable[[dict[str, tuple[str, tuple[int, ...]]]], dict[str, tuple[memoryview, ...]]]
+"""Tensors by name (dtype, shape) -> memory for some of them (`blockfile.Place`)."""
+
 
 class NoRoom(OSError):
     """The limit is reached and nothing may go."""
@@ -105,17 +108,27 @@ class DiskTier:
             raise
         self.counts.add("written")
 
-    def read(self, name: str, expect: dict[str, str]) -> Record | None:
+    def read(self, name: str, expect: dict[str, str], room: Room | None = None) -> Record | None:
         """The record, if its file is there, whole, and says of itself what is expected; else None, counted.
 
         What has proved bad is removed: it would be bad again.
+
+        Args:
+            room: told the tensors of an expected record: memory for those that are to be read to where it lies.
         """
+
+        def as_expected(about: dict[str, str]) -> bool:
+            return all(about.get(key) == value for key, value in expect.items())
+
+        def into(about: dict[str, str], tensors: dict) -> dict[str, tuple[memoryview, ...]]:
+            return room(tensors) if room is not None and as_expected(about) else {}
+
         place = self._where(name)
         if place is None:
             return None
         try:
             with self._system.reading(place) as (size, fill):
-                record = blockfile.load(size, fill)
+                record = blockfile.load(size, fill, into)
         except FileNotFoundError:  # removed by another engine just now
             return None
         except OSError:
@@ -128,7 +141,7 @@ class DiskTier:
         except blockfile.Foreign:
             self.counts.add("foreign")
             return None
-        if any(record.about.get(key) != value for key, value in expect.items()):
+        if not as_expected(record.about):
             self.counts.add("misplaced")
             self.drop(name)
             return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from labkit.caches import Cache
 from labkit.engine.prefix.codec import Codec
 from labkit.engine.prefix.record import Record
@@ -29,9 +31,11 @@ class Lease:
         on_release: Callable[[], None],
         data: Any = None,
         token_ids: tuple[int, ...] | None = None,
+        landed: dict[str, mx.array] | None = None,
     ):
         self.tokens, self.data, self.token_ids = tokens, data, token_ids
         self._codec, self._blocks, self._state, self._on_release = codec, blocks, state, on_release
+        self._landed = landed or {}
 
     @property
     def nbytes(self) -> int:
@@ -41,19 +45,24 @@ class Lease:
 
     def restore(self) -> list[Cache]:
         """Fresh caches that hold these tokens, one a layer, of the classes that the model makes for one row. Each
-        call copies: what is written to one result shows in no other, nor in the store.
+        call copies: what is written to one result shows in no other, nor in the store. A paused row that was read to
+        where its caches lie is given away, once.
 
         Raises:
-            RuntimeError: after `release`.
+            RuntimeError: after `release`, or for a row that was given away.
         """
         if self._blocks is None:
-            raise RuntimeError("the lease was released: look the prefix up again")
-        return self._codec.assemble(self._blocks, self._state, self.tokens)
+            raise RuntimeError("the lease was released, or its row given away: look it up again")
+        caches = self._codec.assemble(self._blocks, self._state, self.tokens, self._landed)
+        if self._landed:
+            self.release()
+        return caches
 
     def release(self) -> None:
         """Nothing more will be asked of it. Again does nothing."""
         if self._blocks is not None:
             self._blocks = self._state = None
+            self._landed = {}
             self._on_release()
 
     def __enter__(self) -> Lease:

@@ -18,6 +18,7 @@ from labkit.engine.prefix import hashing
 from labkit.engine.prefix.chains import Chains
 from labkit.engine.prefix.codec import Codec
 from labkit.engine.prefix.folder import entries
+from labkit.engine.prefix.landing import Landing
 from labkit.engine.prefix.lease import Lease, Leases
 from labkit.engine.prefix.record import Tensor, name_of
 from labkit.engine.prefix.tiers import Tiers
@@ -84,7 +85,8 @@ class PrivateChains:
     def load(self, id: str) -> Lease | None:
         """The row, if every part of it is there and sound."""
         name, owner = name_of(self.key(id), "private"), f"private {id}"
-        record = self._tiers.get([name], self._chains.expected, hot=False)[0]
+        landing = Landing(self._codec)
+        record = self._tiers.get([name], self._chains.expected, hot=False, room=landing.room)[0]
         if (
             record is None
             or record.about["id"] != id
@@ -103,7 +105,8 @@ class PrivateChains:
         ids = record.tensors["tokens"].data
         tokens = struct.unpack(f"<{len(ids) // 4}i", ids)
         parts = [*blocks, record] if len(tokens) > len(shared) * self._width else blocks
-        return self._leases.new(parts, record, len(tokens), data=json.loads(record.about["data"]), token_ids=tokens)
+        data = json.loads(record.about["data"])
+        return self._leases.new(parts, record, len(tokens), data=data, token_ids=tokens, landed=landing.arrays)
 
     def drop(self, id: str) -> None:
         """Forget a row and let its shared blocks go."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from labkit.engine.prefix.disk import DiskTier
+from labkit.engine.prefix.disk import DiskTier, Room
 from labkit.engine.prefix.memory import MemoryTier
 from labkit.engine.prefix.record import Record
 from labkit.engine.prefix.weak import weakly
@@ -69,9 +69,15 @@ class Tiers:
         return not self.writer.leaves(name) and (self.writer.get(name) is not None or self.disk.has(name))
 
     def get(
-        self, names: Sequence[str], expect: Callable[[str], dict[str, str]], *, hot: bool = True
+        self,
+        names: Sequence[str],
+        expect: Callable[[str], dict[str, str]],
+        *,
+        hot: bool = True,
+        room: Room | None = None,
     ) -> list[Record | None]:
-        """The records, None where one is not there or not sound. What comes from the disk becomes hot, if wanted."""
+        """The records, None where one is not there or not sound. What comes from the disk becomes hot, if wanted; or,
+        if it is one record alone, lies where `room` says (`DiskTier.read`)."""
         with self._lock:
             found = {name: self.memory.get(name) or (self.writer and self.writer.get(name)) for name in names}
         cold = [name for name in names if found[name] is None] if self.disk is not None else []
@@ -79,7 +85,7 @@ class Tiers:
             with ThreadPoolExecutor(min(READERS, len(cold)), thread_name_prefix="labkit-prefix-reader") as pool:
                 found |= zip(cold, pool.map(lambda name: self.disk.read(name, expect(name)), cold), strict=True)
         elif cold:
-            found[cold[0]] = self.disk.read(cold[0], expect(cold[0]))
+            found[cold[0]] = self.disk.read(cold[0], expect(cold[0]), room)
         with self._lock:
             for name in cold:
                 if found[name] is None:

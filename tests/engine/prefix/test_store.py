@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from labkit.caches import Contiguous, Foreign, Unsupported
-from labkit.engine.prefix import PrefixStore, Retention, codec
+from labkit.engine.prefix import PrefixStore, Retention, blockfile, codec
 from labkit.engine.prefix.codec import Codec
 from labkit.engine.prefix.record import Record
 from tests.engine.prefix.conftest import KINDS, WIDTH, Witness, commit_all
@@ -462,6 +462,43 @@ def test_a_paused_row_is_written_from_where_it_lies_and_nobody_holds_it_then(ope
     del caches
     gc.collect()
     assert falls_to(before), "the writer has let go of it too"
+
+
+@pytest.mark.parametrize("committed", [0, 40])
+def test_a_paused_row_is_read_to_where_its_caches_lie(open_store, witness, monkeypatch, committed):
+    """Between the file and the caches no byte of the row's own is written twice."""
+    store, caches = open_store(witness), decoded(witness)
+    if committed:
+        commit_all(store, witness, PROMPT)
+    assert store.save_private("row", ROW, caches, committed=committed).stored
+    filled, loads = [], blockfile.load
+
+    def load(size, fill, place):
+        def watched(buffer, at):
+            filled.append((np.frombuffer(buffer, np.uint8).ctypes.data, len(buffer)))
+            return fill(buffer, at)
+
+        return loads(size, watched, place)
+
+    monkeypatch.setattr(blockfile, "load", load)
+    monkeypatch.setattr(codec, "_array", lambda tensor: pytest.fail("a copy of a tensor"))
+    monkeypatch.setattr(codec, "_room", lambda *_: pytest.fail("an array beside the one that was read into"))
+    lease = store.load_private("row")
+    back = lease.restore()
+    assert identical(back, caches)
+    own = {name: data for cache in caches for name, data in cache.dump()[0].items()}
+    assert own
+    for cache in back:
+        held = [array for array in leaves(cache) if array.size]
+        for array in held:
+            begin = address(array)
+            inside = sum(size for at, size in filled if begin <= at < begin + array.nbytes)
+            columns = array.shape[-2] if cache.kind == "contiguous" else 0
+            wanted = array.nbytes // columns * (len(ROW) - committed) if columns else array.nbytes
+            assert inside == wanted, (cache.kind, array.shape)
+    with pytest.raises(RuntimeError, match="given away"):
+        lease.restore()
+    assert store.stats()["leases"] == 0
 
 
 def test_a_paused_row_survives_its_process(open_store, witness):
