@@ -52,6 +52,7 @@ class Engine(Asking):
     Attributes:
         runs_alone: why requests do not decode together with this model, None if they do.
         paged: the pools of "paged", with their numbers; else None.
+        replays: what was recorded, in how many seconds, and why rows of a form are not replayed.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Engine(Asking):
         self._clock, self._admission, self._scheduler = parts.clock, parts.admission, parts.scheduler
         self._executor, self._journal, self._parking = parts.executor, parts.journal, parts.parking
         self._register, self._delivery = parts.register, parts.delivery
+        self.replays = parts.executor.lanes.replays
         self._stepping = False
         self._worker = Worker(self)
         self._wired = WiredMemory()

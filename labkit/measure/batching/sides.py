@@ -32,7 +32,8 @@ class Run:
     """What one side took for one workload.
 
     Attributes:
-        throughput: tokens a second of all rows together, from when every row decodes until the first one ends.
+        throughput: tokens a second of all rows together, from when every row has a quarter of its tokens, and three at
+            least, until the first one ends.
         gap_median, gap_p95, gap_worst: seconds between two tokens of a row in that time.
         first_mean, first_last: seconds until rows had their first token: on average, and the last row.
         seconds: until every row had finished.
@@ -57,8 +58,8 @@ class Run:
         times: list[list[float]] = [[] for _ in range(rows)]
         for read in reads:
             times[read.row].append(read.when)
-        # The first step with every row may compile kernels or merge caches: it belongs to the start.
-        begin = max(row[min(2, len(row) - 1)] for row in times)
+        # Steps that compile kernels, merge caches or are recorded belong to the start: the first quarter.
+        begin = max(row[min(max(2, len(row) // 4), len(row) - 1)] for row in times)
         end = min(row[-1] for row in times)
         steady = [read for read in reads if begin < read.when <= end]
         used = [read.processor for read in reads if begin <= read.when <= end]
@@ -104,11 +105,15 @@ class EngineSide:
 
     Args:
         options: of `Engine`, such as kv="paged".
+
+    Attributes:
+        recorded: of the last run: recordings of decode steps, their seconds and bytes, and what was refused.
     """
 
     def __init__(self, loaded: LoadedModel, contexts: Contexts, name: str = "labkit", **options: Any):
         self.loaded, self.name, self._contexts = loaded, name, contexts
         self._options = {"capacity_bytes": 1 << 50, **options}
+        self.recorded: dict[str, Any] = {}
 
     def run(self, workload: Workload) -> Run:
         model = self.loaded.model
@@ -124,6 +129,9 @@ class EngineSide:
             while not engine.idle:
                 events = engine.step()
                 reads += clock.read(row[event.request] for event in events if event.kind == "token")
+            replays = engine.replays
+            self.recorded = {"recorded": replays.recorded, "seconds": replays.seconds, "bytes": replays.nbytes}
+            self.recorded["refused"] = list(replays.refused.values())
         return Run.of(reads, workload.rows, mx.get_peak_memory() - before)
 
 
