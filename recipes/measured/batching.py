@@ -181,9 +181,9 @@ class Sweep:
         limits = {"turn": TURN, "seconds": POINT} if self.on_cpu else {}
         point = sweep_point(sides, workload, rounds=rounds, costs=self.subject.costs, rates=self.rates, **limits)
         self.rows += [{"point": name, **row} for row in point.as_rows()]
-        if self.ours.recorded:
-            self.rows.append({"name": f"recordings of {name}", **self.ours.recorded})
-            self.say(f"recorded: {self.ours.recorded}")
+        for recorded in (side.recorded for side in sides if isinstance(side, EngineSide) and side.recorded):
+            self.rows.append({"name": f"recordings of {name}", **recorded})
+            self.say(f"recorded: {recorded}")
         told = ", ".join(f"{side.name} {self._figures(point, side)}" for side in sides)
         ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*point.ratio(sides[0].name, side.name)) for side in sides[1:]]
         self.say(f"{name}: {told}; ratios {', '.join(ratios)}; floor {point.floor:.0f} tok/s, load {point.load:.1f}")
