@@ -25,6 +25,8 @@ class Restored:
         memory_seconds: looking it up and restoring it from hot copies.
         disk_seconds: the same from files, read, checked and copied; the system's page cache has them.
         commit_seconds: what offering its blocks and states to the store added, in the thread that computes.
+        between_seconds: computing it with commits in between, their own time left out: more than `prefill_seconds`
+            where they leave something behind that the next chunk waits for. Once, as the commits.
     """
 
     tokens: int
@@ -33,6 +35,7 @@ class Restored:
     memory_seconds: float
     disk_seconds: float
     commit_seconds: float
+    between_seconds: float
 
     @property
     def memory_ratio(self) -> float:
@@ -89,11 +92,11 @@ def measure(
         for _ in range(rounds):
             again, _ = _compute(loaded, tokens, width)
             prefill = {length: min(prefill[length], again[length]) for length in lengths}
-        _, committed = _compute(loaded, tokens, width, store)
+        between, committed = _compute(loaded, tokens, width, store)
         store.flush()
         memory = {length: _best(store, tokens[:length], rounds, cold=False) for length in lengths}
         disk = {length: _best(store, tokens[:length], rounds, cold=True) for length in lengths}
-    return [Restored(n, disk[n][1], prefill[n], memory[n][0], disk[n][0], committed[n]) for n in lengths]
+    return [Restored(n, disk[n][1], prefill[n], memory[n][0], disk[n][0], committed[n], between[n]) for n in lengths]
 
 
 def _compute(

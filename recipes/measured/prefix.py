@@ -60,7 +60,8 @@ def main() -> None:
         print(
             f"{row.tokens} tokens, {row.bytes / 1e6:.1f} MB: prefill {row.prefill_seconds:.4f} s, "
             f"memory {row.memory_seconds:.4f} s ({row.memory_ratio:.1f}x), "
-            f"disk {row.disk_seconds:.4f} s ({row.disk_ratio:.1f}x), commit {row.commit_seconds:.4f} s",
+            f"disk {row.disk_seconds:.4f} s ({row.disk_ratio:.1f}x), commit {row.commit_seconds:.4f} s, "
+            f"prefill between commits {row.between_seconds:.4f} s",
             flush=True,
         )
 
