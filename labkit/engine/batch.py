@@ -174,11 +174,7 @@ class DecodingBatch:
             replays: by which rows may be replayed that stay as they are.
         """
         if self._replayed(masks, replays):
-            try:
-                self.pending = self._replay.launch()
-            except Exception as reason:
-                replays.refuse(reason)
-                raise
+            self.pending = self._replay.launch()
         else:
             self._compute(masks)
         for session in self.sessions:

@@ -151,10 +151,10 @@ class Replays:
         if self.nbytes > KEPT:
             self._recording = self._form = None
 
-    def refuse(self, reason: Exception) -> None:
-        """Rows of the form that was opened last are replayed no more."""
-        self.refused[self._form] = f"{type(reason).__name__}: {reason}"
-        self._recording = self._form = None
+    def _give_up(self) -> None:
+        """The machine has failed in the middle, and rows ended for it: the others are left to MLX."""
+        self.refused[self._form] = self._recording.failed
+        self._recording = self._form = self._machine = None
 
     def open(
         self,
@@ -175,6 +175,9 @@ class Replays:
             tokens: that any of them may still want.
         """
         if self._machine is None or not hasattr(self._model, "decode_step"):
+            return None
+        if self._recording is not None and self._recording.failed:
+            self._give_up()
             return None
         last = self._opened_last()
         if last is not None and not last.closed:
@@ -212,8 +215,8 @@ class Replays:
         try:
             own = self._own(form, step, options, carried, given, by)
         except Exception as reason:  # whatever it is, MLX computes the rows as before
-            self._form = form
-            self.refuse(reason)
+            self.refused[form] = f"{type(reason).__name__}: {reason}"
+            self._recording = self._form = None
             return None
         step.keep(own[COUNTERS + 1 :], 0)
         # Not the step itself: it holds the states that the rows began with.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -31,6 +32,7 @@ class Recording:
 
     Attributes:
         nbytes: of the arrays that are its own.
+        failed: why the machine could not go on with it, if that has happened; "".
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Recording:
         self._graphs = [machine.build(prepared, self._resolve(side)) for side in (0, 1)]
         # They may be at work when the last reference goes: waited for before the arrays go.
         self._last = weakref.finalize(self, _release, machine, self._graphs)
+        self.failed = ""
         self.nbytes = sum(array.nbytes for array in [*program.made, *sets[0]])
 
     def _resolve(self, side: int) -> Callable[[Place], int]:
@@ -103,18 +106,29 @@ class Recording:
         after = 1 - self._side
         sizes = [self._sets[after][index].nbytes for index in self._reads]
         reads = [(self._addresses[after][index], size) for index, size in zip(self._reads, sizes, strict=True)]
-        begun = self._machine.launch(self._graphs[self._side], reads)
+        with self._noting():
+            begun = self._machine.launch(self._graphs[self._side], reads)
         self._side = after
         return begun
 
     def read(self, begun: Any) -> list[np.ndarray]:
         """Wait for a call: the arrays whose numbers `record` was given as `reads`, as bytes."""
-        return self._machine.read(begun)
+        with self._noting():
+            return self._machine.read(begun)
 
     def carried(self) -> list[mx.array]:
         """Copies of what is carried now, once all calls are done."""
-        self._machine.wait()
-        return self._machine.copies(self._sets[self._side])
+        with self._noting():
+            self._machine.wait()
+            return self._machine.copies(self._sets[self._side])
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as reason:
+            self.failed = f"{type(reason).__name__}: {reason}"
+            raise
 
 
 def record(

@@ -1,0 +1,636 @@
+"""Rows that decode by a recording have the tokens and log-probabilities, bit for bit, of rows that decode by MLX."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import labkit
+from labkit.caches import contiguous, contiguous_batch, tail
+from labkit.engine import MemoryGuard, Policy, SamplingParams, lanes, worker
+from labkit.engine import replay as replaying
+from labkit.engine.memory import FakeMeter
+from labkit.engine.prefix import PrefixStore
+from labkit.kernels.recording.on_host import OnHost
+from labkit.kernels.targets import use_target
+from labkit.measure.direct import DirectRow
+from labkit.models import Rows
+from labkit.models.hybrid import Hybrid, Variants, recordable
+from tests.engine.test_batching import prompt
+from tests.models.hybrid.small import TEXT, config, random_module
+from tests.settled import falls_to, settled_memory
+from tests.tiny_models import VOCABULARY
+
+HOST = OnHost("reference")
+GREEDY, DRAWN = {"temperature": 0.0}, {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The specialised hybrid of two layers, one of each kind, behind the tiny models' tokenizer."""
+    from tests.tiny_models import write_checkpoint
+
+    settings = config(TEXT, vocab_size=VOCABULARY, num_hidden_layers=2)
+    # As recorded steps compute: by labkit's launches alone, which nothing fuses.
+    model = Hybrid.from_module(random_module(settings), settings, variants=Variants(compiled=False, decode_rows="own"))
+    loaded = labkit.load(write_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama"))
+    return replace(loaded, model=model, weights_bytes=model.weights_bytes, name="small")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Rows are replayed from their third step on."""
+    monkeypatch.setattr(replaying, "QUIET", 1)
+    patience(monkeypatch, 2)
+    monkeypatch.setattr(replaying, "FEWEST", 2)
+    for module in (tail, recordable, contiguous):
+        monkeypatch.setattr(module, "TAIL", 32)
+    monkeypatch.setattr(tail, "AHEAD", 256)
+    with use_target("reference"):
+        yield
+
+
+@pytest.fixture
+def roomy(monkeypatch):
+    """Buffers are as large without replays as with them: references round by the number of columns."""
+    open_tail = tail.Tailed.open_tail
+
+    def with_room(self, length):
+        self.make_room(1 << 20)
+        return open_tail(self, length)
+
+    monkeypatch.setattr(tail.Tailed, "open_tail", with_room)
+
+
+def patience(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    monkeypatch.setitem(replaying.Replays.__init__.__kwdefaults__, "patience", steps)
+
+
+@dataclass
+class Told:
+    """What an engine's requests were told, and what it read of its steps, in order."""
+
+    engine: Any
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, tuple] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    reads: list[tuple] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
+    replayed: int = 0
+
+    @property
+    def replays(self) -> replaying.Replays:
+        return self.engine._executor.lanes.replays
+
+
+def request(engine: Any, name: str, seed: int, length: int = 6, **options: Any) -> Any:
+    params = SamplingParams(**{"max_tokens": 12, "ignore_eos": True, "seed": seed, **options})
+    return replace(engine.request(prompt(seed, length), params), id=name)
+
+
+Script = dict[int, Callable[[Any], Any]]
+
+
+def play(model: Any, script: Script, *, replay: Any, steps: int = 10_000, **options: Any) -> Told:
+    """Run an engine until nothing is to be done; `script` says what happens before which step."""
+    engine = labkit.Engine(model, replay=replay, **options)
+    told, waiting = Told(engine), dict(script)
+    with pytest.MonkeyPatch.context() as patched:
+        follow(told, patched)
+        for step in range(steps):
+            if step in waiting:
+                waiting.pop(step)(engine)
+            if engine.idle and not waiting:
+                break
+            hear(told, engine.step())
+    return told
+
+
+def follow(told: Told, patched: pytest.MonkeyPatch) -> None:
+    read, launch = lanes.read, replaying.Replay.launch
+
+    def reading(choice):
+        told.reads.append((choice.token.tolist(), choice.total.tolist()))
+        return read(choice)
+
+    def launching(self):
+        told.replayed += 1
+        return launch(self)
+
+    patched.setattr(lanes, "read", reading)
+    patched.setattr(replaying.Replay, "launch", launching)
+
+
+def hear(told: Told, events: list) -> None:
+    for event in events:
+        told.kinds.add(event.kind)
+        if event.kind == "token":
+            told.tokens.setdefault(event.request, []).append(event.token)
+        elif event.kind == "finished":
+            told.ends[event.request] = event.reason, event.stop, event.usage.completion_tokens
+        elif event.kind == "error":
+            told.errors[event.request] = event.error["code"], event.error["message"]
+
+
+def both(model: Any, script: Script, *, at_least: int = 1, bits: bool = True, **options: Any) -> tuple[Told, Told]:
+    """Without and with replays: the same, log-probabilities but for rounding unless `bits`, and so many steps
+    replayed."""
+    plain, replayed = (play(model, script, replay=replay, **options) for replay in (False, HOST))
+    compare(plain, replayed, bits)
+    assert plain.replayed == 0
+    assert replayed.replayed >= at_least, replayed.replays.refused
+    return plain, replayed
+
+
+def compare(plain: Told, replayed: Told, bits: bool = True) -> None:
+    assert (replayed.tokens, replayed.ends, replayed.errors) == (plain.tokens, plain.ends, plain.errors)
+    if bits:
+        assert replayed.reads == plain.reads
+        return
+    for (mine, totals), (theirs, wanted) in zip(replayed.reads, plain.reads, strict=True):
+        assert mine == theirs
+        assert totals == pytest.approx(wanted, abs=1e-4)
+
+
+def submit(*many: tuple, **common: Any) -> Callable[[Any], None]:
+    """(name, seed, options) each."""
+
+    def do(engine: Any) -> None:
+        for name, seed, *options in many:
+            engine.submit(request(engine, name, seed, **{**common, **(options[0] if options else {})}))
+
+    return do
+
+
+# -- the same ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_one_row(small, roomy, options):
+    _, replayed = both(small, {0: submit(("a", 1, options))}, at_least=8)
+    assert replayed.replays.recorded == 1
+    assert len(replayed.tokens["a"]) == 12
+
+
+def test_rows_of_several_lengths_with_options_of_their_own(small, roomy):
+    rows = [("a", 1, GREEDY), ("b", 2, {**DRAWN, "length": 3}), ("c", 3, {"temperature": 1.2, "length": 11})]
+    _, replayed = both(small, {0: submit(*rows)}, at_least=6)
+    assert replayed.replays.recorded == 1
+
+
+def test_rows_that_join_and_leave_midway(small, roomy):
+    """Two, three and again two rows of several lengths: the longest leaves, and the columns before it are cut off."""
+    first = submit(("a", 1, {"max_tokens": 30}), ("b", 2, {**DRAWN, "max_tokens": 14, "length": 40}))
+    later = submit(("c", 3, {"max_tokens": 12, "temperature": 0.7}))
+    _, replayed = both(small, {0: first, 9: later}, at_least=15)
+    shapes = {record.shape[0] for record in replayed.engine.log if record.kind == "decode"}
+    assert shapes == {1, 2, 3}
+
+
+def test_one_after_the_other_by_one_recording(small, roomy):
+    """The states, seeds and keys of the next row, not those of the one that was recorded."""
+    script = {0: submit(("a", 1)), 20: submit(("b", 2, DRAWN)), 40: submit(("c", 3, {**DRAWN, "length": 9}))}
+    _, replayed = both(small, script, at_least=20)
+    assert replayed.replays.recorded == 1
+
+
+def test_full_tails_and_growing_buffers(small, monkeypatch):
+    for module in (tail, recordable, contiguous):
+        monkeypatch.setattr(module, "TAIL", 8)
+    monkeypatch.setattr(tail, "AHEAD", 16)
+    for module in (contiguous, contiguous_batch):
+        monkeypatch.setattr(module, "rounded", lambda columns: -(-columns // 16) * 16)
+    script = {0: submit(("a", 1, {"max_tokens": 50}), ("b", 2, {**DRAWN, "max_tokens": 32, "length": 9}))}
+    _, replayed = both(small, script, at_least=30, bits=False)
+    assert replayed.replays.recorded >= 4, "buffers that grew were recorded anew"
+
+
+def test_buffers_that_are_a_part_of_larger_ones(small):
+    """The longest row leaves, the columns before the others are cut off, and what is left has room for all to come: the
+    buffers have strides."""
+    rows = [("a", 1, {"max_tokens": 8, "length": 60}), ("b", 2, {"max_tokens": 30}), ("c", 3, {"max_tokens": 30})]
+    _, replayed = both(small, {0: submit(*rows)}, at_least=20, bits=False)
+    assert not replayed.replays.refused
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancel_at_any_token(small, roomy):
+    """One after the other on one engine, each ended a step later than the one before, beside a row that goes on."""
+
+    def script(engine_steps: int) -> Script:
+        acts: Script = {0: submit(("long", 9, {"max_tokens": 110}))}
+        at = 3
+        for step in range(1, engine_steps):
+            acts[at] = submit((f"r{step}", step, {"max_tokens": 20}))
+            acts[at + step] = lambda engine, name=f"r{step}": engine.cancel(name)
+            at += step + 2
+        return acts
+
+    _, replayed = both(small, script(10), at_least=15)
+    assert {reason for reason, *_ in replayed.ends.values()} == {"cancelled", "length"}
+
+
+def test_stops_and_end_tokens(small, roomy):
+    """A text, a token and the model's own end in the middle of a replayed stretch, beside a row that goes on."""
+    plain = play(small, {0: submit(("a", 1), ("b", 2, DRAWN))}, replay=False)
+    end = plain.tokens["a"][8]
+    text = small.tokenizer.decode([plain.tokens["b"][7]])
+    acts = submit(
+        ("a", 1, {"stop_token_ids": (end,)}), ("b", 2, {**DRAWN, "stop": (text,)}), ("c", 3, {"max_tokens": 16})
+    )
+    _, replayed = both(small, {0: acts}, at_least=8)
+    assert replayed.ends["a"][0] == "stop"
+    assert replayed.ends["c"] == ("length", None, 16)
+
+
+def test_a_callback_that_raises_ends_its_row(small, roomy):
+    def acts(engine: Any) -> None:
+        def on_event(event):
+            if event.kind == "token" and event.index == 7:
+                raise OSError("the reader has gone")
+
+        engine.submit(request(engine, "a", 1, max_tokens=16))
+        engine.submit(request(engine, "b", 2, max_tokens=16), on_event=on_event)
+
+    _, replayed = both(small, {0: acts}, at_least=8)
+    assert len(replayed.tokens["b"]) < 12 == len(replayed.tokens["a"]) - 4
+
+
+# -- rows that are not replayed ----------------------------------------------------------------------------------------
+
+
+class Even:
+    """A constraint: every second token is permitted."""
+
+    def mask(self):
+        return mx.full((VOCABULARY // 32,), 0x55555555, dtype=mx.uint32)
+
+    def accept(self, token):
+        assert token % 2 == 0
+
+
+OTHERS = {
+    "penalties": {"repetition_penalty": 1.3},
+    "log-probabilities": {"logprobs": 2},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.1, "temperature": 1.0},
+    "constraint": {},
+}
+
+
+@pytest.mark.parametrize("which", OTHERS)
+def test_rows_that_ask_for_more_are_not_replayed_and_interrupt_their_neighbours(small, roomy, which):
+    def other(engine: Any) -> None:
+        constraint = Even() if which == "constraint" else None
+        engine.submit(request(engine, "other", 5, max_tokens=6, **OTHERS[which]), constraint=constraint)
+
+    alone = play(small, {0: other}, replay=HOST)
+    assert (alone.replayed, alone.replays.recorded) == (0, 0)
+    _, replayed = both(small, {0: submit(("a", 1, {"max_tokens": 24, **DRAWN})), 8: other}, at_least=8)
+    beside = [r for r in replayed.engine.log if r.kind == "decode" and r.shape[0] == 2]
+    assert beside, "they decoded together"
+
+
+@pytest.mark.parametrize("options", [{"kv": "paged"}, {}], ids=["paged", "no decode_step"])
+def test_caches_and_models_that_do_not_offer_it(small, roomy, loaded, options):
+    model = small if options else loaded("llama")
+    script = {0: submit(("a", 1), ("b", 2, DRAWN))}
+    plain, replayed = (play(model, script, replay=replay, **options) for replay in (False, HOST))
+    compare(plain, replayed)
+    assert not plain.errors
+    assert (replayed.replayed, replayed.replays.recorded, replayed.replays.refused) == (0, 0, {})
+
+
+def test_lanes_that_take_turns_do_not_write_into_each_others_recording(small, roomy, monkeypatch):
+    """Rows of a model that cannot batch have the same form, and there is one recording."""
+    monkeypatch.setattr(small.model, "batches", False, raising=False)
+    _, replayed = both(small, {0: submit(("a", 1, {"max_tokens": 30}), ("b", 2, {**DRAWN, "max_tokens": 16}))})
+    assert replayed.engine.runs_alone
+
+
+# -- aside and back ----------------------------------------------------------------------------------------------------
+
+
+def test_a_row_taken_out_and_put_back(small, roomy):
+    """While it is out, others decode by the same recording."""
+    kept = []
+
+    def out(engine: Any) -> None:
+        kept.append(engine._executor.pause(engine._register.live["a"]))
+
+    def back(engine: Any) -> None:
+        engine._executor.resume(kept.pop())
+
+    for beside in ((), (("c", 3, {"max_tokens": 26}),)):
+        first = submit(("a", 1, {**DRAWN, "max_tokens": 24}), *beside)
+        both(small, {0: first, 7: out, 8: submit(("b", 2)), 13: back}, at_least=10)
+
+
+def test_pressure_pauses_and_resumes_replayed_rows(small, tmp_path):
+    gib = 1 << 30
+    found = []
+    for replay in (False, HOST):
+        meter = FakeMeter(gib)
+        model = replace(small, path=small.path)
+        options = {
+            "guard": MemoryGuard(gib, meter=meter, interval=0, min_chunk=2),
+            "policy": Policy(patience=0, calm_polls=0),
+            "prefixes": PrefixStore(model, width=8),
+        }
+
+        def press(engine, meter=meter):
+            meter.live = int(0.97 * gib)
+
+        def relax(engine, meter=meter):
+            meter.live = 0
+
+        script = {0: submit(("a", 1, {"max_tokens": 20}), ("b", 2, {**DRAWN, "max_tokens": 20})), 8: press, 11: relax}
+        found.append(play(model, script, replay=replay, **options))
+    plain, replayed = found
+    assert replayed.tokens == plain.tokens
+    assert replayed.ends == plain.ends
+    assert replayed.replayed > 6
+    assert "paused" in replayed.kinds, "somebody was"
+
+
+def test_caches_asked_for_midway_hold_what_they_should(small, roomy):
+    found = {}
+
+    def look(engine: Any) -> None:
+        (batch,) = engine._executor.lanes.batches()
+        states = [array for cache in batch.caches for array in flat(cache.state)]
+        found.setdefault(engine, []).append(
+            [a.tolist() if isinstance(a, mx.array) else a for a in (*states, batch.pending.token)]
+        )
+
+    script = {0: submit(("a", 1, {"max_tokens": 20}), ("b", 2, {**DRAWN, "length": 9, "max_tokens": 20}))}
+    script |= dict.fromkeys((4, 5, 9, 10, 16), look)
+    both(small, script, at_least=6)
+    plain, replayed = found.values()
+    assert plain == replayed
+
+
+def flat(state: Any) -> list:
+    return [part for one in state for part in flat(one)] if isinstance(state, (tuple, list)) else [state]
+
+
+def test_a_checkpoint_midway(small, roomy):
+    """Whoever speculates asks the lane for its caches, and finds rows that are not replayed."""
+
+    def try_tokens(engine: Any) -> None:
+        (batch,) = engine._executor.lanes.batches()
+        caches, (session,) = batch.caches, batch.sessions
+        for cache in caches:
+            cache.checkpoint()
+        engine.loaded.model(mx.array([[1, 2, 3]]), caches, Rows.single(session.fed), logits=None)
+        for cache in caches:
+            cache.rollback()
+
+    both(small, {0: submit(("a", 1, {"max_tokens": 20})), 7: try_tokens, 12: try_tokens}, at_least=8)
+
+
+# -- what fails --------------------------------------------------------------------------------------------------------
+
+
+class Failing(OnHost):
+    """Fails when it is asked for something for the n-th time, and from then on if told so."""
+
+    def __init__(self, name: str, at: int, lasting: bool = False):
+        super().__init__("reference")
+        self.name, self.at, self.lasting, self.calls = name, at, lasting, Counter()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name != super().__getattribute__("__dict__").get("name"):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            self.calls[name] += 1
+            if self.calls[name] == self.at or (self.lasting and self.calls[name] > self.at):
+                raise RuntimeError(f"{name} failed: no such device")
+            return found(*arguments)
+
+        return call
+
+
+TWO = {0: submit(("a", 1, {"max_tokens": 16}), ("b", 2, {**DRAWN, "max_tokens": 20})), 30: submit(("c", 3))}
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("prepare", 1), ("build", 2), ("launch", 1), ("copies", 1), ("addresses", 3), ("copy", 2)]
+)
+def test_a_machine_that_fails_while_recording_costs_no_row(small, roomy, name, at):
+    plain = play(small, TWO, replay=False)
+    replayed = play(small, TWO, replay=Failing(name, at))
+    compare(plain, replayed)
+    assert list(replayed.replays.refused.values()) == [f"RuntimeError: {name} failed: no such device"]
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize(("name", "at"), [("launch", 5), ("read", 4), ("copies", 4)])
+def test_a_machine_that_fails_while_replaying_ends_the_rows_of_the_step(small, name, at, lasting):
+    plain = play(small, TWO, replay=False)
+    machine = Failing(name, at, lasting)
+    replayed = play(small, TWO, replay=machine)
+    failed = {id for id, (code, _) in replayed.errors.items() if code == "step_failed"}
+    assert {"b"} <= failed <= {"a", "b"}
+    for id, tokens in plain.tokens.items():
+        mine = replayed.tokens.get(id, [])
+        assert mine == tokens[: len(mine)]
+    assert replayed.ends["c"] == plain.ends["c"]
+    assert replayed.tokens["c"] == plain.tokens["c"], "the engine goes on"
+    assert replayed.engine.cache_bytes == replayed.replays.nbytes
+    assert not replayed.engine._executor.sessions()
+
+
+def test_a_machine_that_failed_is_left_alone(small):
+    machine = Failing("launch", 4)
+    replayed = play(small, {0: submit(("a", 1)), 20: submit(("b", 2))}, replay=machine)
+    assert set(replayed.errors) == {"a"}
+    assert list(replayed.replays.refused.values()) == ["RuntimeError: launch failed: no such device"]
+    assert machine.calls == {"launch": 4}
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_rows_that_ended_is_held(small, monkeypatch):
+    """Keys, values and states go with their rows, whether they ended by themselves or were cancelled."""
+    little = 64 << 10
+    engine = labkit.Engine(small, replay=HOST, max_rows=4)
+    before = settled_memory()
+    for round, ends in enumerate(("length", "cancelled")):
+        engine.submit(request(engine, f"a{round}", round, length=400))
+        while (
+            engine._executor.lanes.replays._opened_last() is None
+            or engine._executor.lanes.replays._opened_last().closed
+        ):
+            engine.step()
+        assert mx.get_active_memory() - before > 400 * 2 * 2 * 64 * 4, "keys and values of 400 tokens"
+        if ends == "cancelled":
+            engine.cancel(f"a{round}")
+        list(engine.run())
+        recording = engine._executor.lanes.replays.nbytes
+        assert recording > 0
+        assert falls_to(before + recording + little, seconds=20), mx.get_active_memory() - before - recording
+    monkeypatch.setattr(replaying, "KEPT", 0)
+    engine.submit(request(engine, "last", 5))
+    list(engine.run())
+    assert engine._executor.lanes.replays.nbytes == 0 == engine.cache_bytes
+    assert falls_to(before + little, seconds=20), mx.get_active_memory() - before
+
+
+def test_states_that_rows_began_with_are_not_held_while_they_are_replayed(small):
+    replays = replaying.Replays(small.model, HOST)
+    caches = small.model.make_caches()
+    small.model(mx.array([prompt(1, 8)]), caches, Rows.single(0), logits=None)
+    mx.eval([cache.state for cache in caches])
+    row = DirectRow(small.model, caches, 8, replays)
+    tokens = row.tokens(3)
+    made = []
+    while not row.replayed:
+        made.append(next(tokens))
+    held = next(cache for cache in caches if cache.kind == "recurrent").state
+    own = replays._recording._sets[0]
+    assert any(array is own[3 + index] for array in flat(held) for index in range(len(own) - 3))
+    assert row._replay.__dict__.keys().isdisjoint({"_step"})
+
+
+def test_recordings_go_with_their_engine(small):
+    told = play(small, {0: submit(("a", 1))}, replay=HOST)
+    gone = weakref.ref(told.replays._recording)
+    del told
+    gc.collect()
+    assert gone() is None
+
+
+# -- several engines and threads ---------------------------------------------------------------------------------------
+
+
+def test_two_engines_on_one_model_and_one_machine(small):
+    plain = [play(small, {0: submit(("a", seed, DRAWN))}, replay=False) for seed in (1, 2)]
+    engines = [labkit.Engine(small, replay=HOST) for _ in plain]
+    told = [Told(engine) for engine in engines]
+    for seed, engine in enumerate(engines, 1):
+        engine.submit(request(engine, "a", seed, **DRAWN))
+    while not all(engine.idle for engine in engines):
+        for one, engine in zip(told, engines, strict=True):
+            hear(one, engine.step())
+    assert [one.tokens for one in told] == [one.tokens for one in plain]
+    assert all(one.replays.recorded == 1 for one in told)
+
+
+def test_in_the_engines_own_thread(small, monkeypatch):
+    work = worker._work
+
+    def on_reference(*arguments):
+        with use_target("reference"):
+            work(*arguments)
+
+    monkeypatch.setattr(worker, "_work", on_reference)
+    wanted = play(small, {0: submit(("a", 1, DRAWN))}, replay=False).tokens["a"]
+    engine = labkit.Engine(small, replay=HOST)
+
+    async def read() -> list[int]:
+        params = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, **DRAWN)
+        stream = engine.astream(prompt(1, 6), params)
+        return [event.token async for event in stream if event.kind == "token"]
+
+    assert asyncio.run(read()) == wanted
+    assert engine._executor.lanes.replays.recorded == 1
+    engine.close()
+
+
+# -- who is replayed, and when -----------------------------------------------------------------------------------------
+
+
+def test_rows_wait_until_they_have_stayed_together(small, monkeypatch):
+    monkeypatch.setattr(replaying, "QUIET", 2)
+    patience(monkeypatch, 5)
+    begun = []
+    opened = replaying.Replays.open
+
+    def opening(self, *arguments):
+        found = opened(self, *arguments)
+        begun.append(found is not None)
+        return found
+
+    monkeypatch.setattr(replaying.Replays, "open", opening)
+    play(small, {0: submit(("a", 1))}, replay=HOST)
+    assert begun == [False] * 5 + [True], "its form was not known"
+    begun.clear()
+    told = play(small, {0: submit(("a", 1)), 20: submit(("b", 2))}, replay=HOST)
+    assert begun == [False] * 5 + [True] + [False] * 2 + [True]
+    assert told.replays.recorded == 1
+
+
+def test_rows_about_to_end_are_not_replayed(small, monkeypatch):
+    monkeypatch.setattr(replaying, "FEWEST", 8)
+    told = play(small, {0: submit(("a", 1, {"max_tokens": 9}))}, replay=HOST)
+    assert (told.replayed, told.replays.recorded) == (0, 0)
+
+
+def test_a_direct_row(small, roomy):
+    def tokens(replays):
+        caches = small.model.make_caches()
+        small.model(mx.array([prompt(1, 8)]), caches, Rows.single(0), logits=None)
+        stream = DirectRow(small.model, caches, 8, replays).tokens(3)
+        return [next(stream) for _ in range(12)]
+
+    replays = replaying.Replays(small.model, HOST)
+    assert tokens(replays) == tokens(None)
+    assert replays.recorded == 1
+
+
+# -- at random ---------------------------------------------------------------------------------------------------------
+
+CHOICES = [
+    GREEDY, GREEDY, DRAWN, DRAWN, {"temperature": 1.3, "min_p": 0.05}, {"temperature": 0.8, "top_k": 5},
+    {"temperature": 0.7, "repetition_penalty": 1.2}, {"logprobs": 1},
+]  # fmt: skip
+
+
+def random_script(seed: int, requests: int) -> Script:
+    draw, acts, at = random.Random(seed), {}, 0
+
+    def add(step: int, act: Callable) -> None:
+        before = acts.get(step)
+        acts[step] = act if before is None else lambda engine: (before(engine), act(engine))
+
+    for index in range(requests):
+        name, options = f"r{index}", dict(draw.choice(CHOICES))
+        options |= {"max_tokens": draw.choice([1, 4, 9, 20, 35]), "length": draw.choice([1, 3, 9, 30, 70])}
+        add(at, submit((name, seed * 1000 + index, options)))
+        if draw.random() < 0.25:
+            add(at + draw.randrange(1, 25), lambda engine, name=name: engine.cancel(name))
+        at += draw.choice([0, 0, 1, 6, 12])
+    return acts
+
+
+def random_run(small: Any, seed: int, requests: int) -> Told:
+    script = random_script(seed, requests)
+    plain, replayed = both(small, script, at_least=requests // 2, max_rows=4)
+    assert len(plain.ends) == requests
+    assert not replayed.replays.refused
+    return replayed
+
+
+def test_at_random(small, roomy):
+    random_run(small, seed=1, requests=8)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(6))
+def test_at_random_for_long(small, roomy, seed):
+    random_run(small, seed=10 + seed, requests=50)
