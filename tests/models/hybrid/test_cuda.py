@@ -356,3 +356,58 @@ def test_a_step_makes_few_launches(cuda_device):
     finally:
         launch.Kernel.__call__ = original
     assert len(calls) <= 9 * model.num_layers, calls
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_recorded_steps_are_those_of_the_same_launches(cuda_device, rows):
+    """By one CUDA graph a token against launch by launch, in bits: an even and an odd number of tokens, the second time
+    from caches that lie elsewhere; then a step by the caches that came back."""
+    from labkit.engine.params import SamplingParams
+    from labkit.engine.replay import Replays
+    from labkit.engine.sampling import RowSampler, choose
+    from labkit.kernels.recording import machine_here
+
+    machine = machine_here()
+    if machine is None:
+        pytest.skip("no bindings of NVIDIA's driver")
+    both = pair("real-heads", mx.bfloat16)
+    model = with_variants(both.hybrid, compiled=False, decode_rows="own")
+    options = [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 40}, {"temperature": 1.2, "top_p": 0.9}, {}]
+    samplers = [RowSampler(SamplingParams(**one), seed) for seed, one in enumerate(options[:rows])]
+    replays, positions = Replays(model, machine, patience=0), [20] * rows
+
+    def started(seed: int) -> list:
+        caches = model.make_caches(rows)
+        model(prompt(20, seed, batch=rows), caches, Rows.batch([0] * rows), logits=None)
+        for layer in caches:
+            if layer.kind == "contiguous":
+                layer.make_room(100)
+        mx.eval([cache.state for cache in caches])
+        return caches
+
+    def step(caches: list, fed: mx.array, at: int):
+        logits = model(fed[:, None], caches, Rows.batch([20 + at] * rows)).logits[:, -1]
+        return choose(logits, fed, samplers, [at] * rows, [None] * rows)
+
+    for seed, steps in ((1, 6), (2, 7)):
+        direct, caches = started(seed), started(seed)
+        fed = mx.array([3 + row for row in range(rows)], dtype=mx.uint32)
+        chosen, wanted = fed, []
+        for at in range(steps + 1):
+            choice = step(direct, chosen, at)
+            chosen = choice.token
+            wanted.append((choice.token.tolist(), choice.total.tolist()))
+        replay = None
+        while replay is None:
+            replay = replays.open((seed,), caches, samplers, positions, [0] * rows, fed, 100)
+            assert not replays.refused, replays.refused
+        got = [replay.launch() for _ in range(steps)]
+        read = [(choice.token.tolist(), choice.total.tolist()) for choice in got[-2:]]
+        assert read == wanted[steps - 2 : steps]
+        last = step(caches, replay.close().token, steps)
+        assert (last.token.tolist(), last.total.tolist()) == wanted[steps]
+        for mine, theirs in zip(caches, direct, strict=True):
+            for one, other in zip(mine.state, theirs.state, strict=True):
+                assert not isinstance(one, mx.array) or mx.array_equal(one, other)
+    assert replays.recorded == 1
+    _recorded["seconds of recording"] = round(replays.seconds, 2)
