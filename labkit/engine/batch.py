@@ -191,7 +191,7 @@ class DecodingBatch:
 
     def _replayed(self, masks: Sequence[mx.array | None], replays: Replays | None) -> bool:
         """Whether the next step is a replayed one."""
-        if replays is None or any(mask is not None for mask in masks):
+        if replays is None or not replays.here or any(mask is not None for mask in masks):
             return False
         if self._replay is not None and not self._replay.left:
             self.come_back()

@@ -142,6 +142,11 @@ class Replays:
         self.recorded, self.seconds = 0, 0.0
 
     @property
+    def here(self) -> bool:
+        """Whether any rows may be replayed."""
+        return self._machine is not None and hasattr(self._model, "decode_step")
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the recording that is kept."""
         return 0 if self._recording is None else self._recording.nbytes
@@ -174,7 +179,7 @@ class Replays:
             token: what they feed next, uint32 [B].
             tokens: that any of them may still want.
         """
-        if self._machine is None or not hasattr(self._model, "decode_step"):
+        if not self.here:
             return None
         if self._recording is not None and self._recording.failed:
             self._give_up()

@@ -20,6 +20,7 @@ from labkit.engine import MemoryGuard, Policy, SamplingParams, lanes, worker
 from labkit.engine import replay as replaying
 from labkit.engine.memory import FakeMeter
 from labkit.engine.prefix import PrefixStore
+from labkit.engine.sampling import RowSampler
 from labkit.kernels.recording.on_host import OnHost
 from labkit.kernels.targets import use_target
 from labkit.measure.direct import DirectRow
@@ -30,7 +31,23 @@ from tests.models.hybrid.small import DENSE, TEXT, config, random_module
 from tests.settled import falls_to, settled_memory
 from tests.tiny_models import VOCABULARY, write_checkpoint
 
-HOST = OnHost("reference")
+
+class Pinned(OnHost):
+    """Leaves what is read in memory of each graph's own, as a GPU does: the second replay after it overwrites that."""
+
+    def __init__(self):
+        super().__init__("reference")
+        self._memory: dict[int, list] = {}
+
+    def launch(self, built, reads):
+        self._memory[id(built)] = super().launch(built, reads)
+        return id(built)
+
+    def read(self, begun):
+        return self._memory[begun]
+
+
+HOST = Pinned()
 GREEDY, DRAWN = {"temperature": 0.0}, {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
 
 
@@ -332,9 +349,10 @@ def test_caches_and_models_that_do_not_offer_it(small, roomy, loaded, options):
 
 
 def test_lanes_that_take_turns_do_not_write_into_each_others_recording(small, roomy, monkeypatch):
-    """Rows of a model that cannot batch have the same form, and there is one recording."""
+    """Rows of a model that cannot batch have the same form, and there is one recording: of the row that was first."""
     monkeypatch.setattr(small.model, "batches", False, raising=False)
-    _, replayed = both(small, {0: submit(("a", 1, {"max_tokens": 16}), ("b", 2, {**DRAWN, "max_tokens": 6}))})
+    script = {0: submit(("a", 1, {"max_tokens": 14})), 6: submit(("b", 2, {**DRAWN, "max_tokens": 12}))}
+    _, replayed = both(small, script, at_least=8)
     assert replayed.engine.runs_alone
 
 
@@ -424,11 +442,11 @@ def test_a_checkpoint_midway(small, roomy):
 # -- what fails --------------------------------------------------------------------------------------------------------
 
 
-class Failing(OnHost):
+class Failing(Pinned):
     """Fails when it is asked for something for the n-th time, and from then on if told so."""
 
     def __init__(self, name: str, at: int, lasting: bool = False):
-        super().__init__("reference")
+        super().__init__()
         self.name, self.at, self.lasting, self.calls = name, at, lasting, Counter()
 
     def __getattribute__(self, name: str) -> Any:
@@ -627,6 +645,23 @@ def test_a_direct_row(small, roomy):
     replays = replaying.Replays(small.model, HOST)
     assert tokens(replays) == tokens(None)
     assert replays.recorded == 1
+
+
+def test_tokens_may_be_read_as_late_as_one_likes(small):
+    """And after the rows have come back."""
+    caches = small.model.make_caches()
+    small.model(mx.array([prompt(1, 8)]), caches, Rows.single(0), logits=None)
+    stream = DirectRow(small.model, caches, 8).tokens(3)
+    wanted = [next(stream) for _ in range(6)]
+    caches = small.model.make_caches()
+    small.model(mx.array([prompt(1, 8)]), caches, Rows.single(0), logits=None)
+    replays, sampler = replaying.Replays(small.model, HOST, patience=0), RowSampler(SamplingParams(**GREEDY), 0)
+    replay = None
+    while replay is None:
+        replay = replays.open((0,), caches, [sampler], [8], [0], mx.array([3], dtype=mx.uint32), 100)
+    choices = [replay.launch() for _ in range(6)]
+    assert replay.close().token.tolist() == wanted[-1:]
+    assert [token for choice in choices for token in choice.token.tolist()] == wanted
 
 
 # -- at random ---------------------------------------------------------------------------------------------------------
