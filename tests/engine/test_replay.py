@@ -373,7 +373,9 @@ def test_a_row_taken_out_and_put_back(small, roomy, beside):
         engine._executor.resume(kept.pop())
 
     first = submit(("a", 1, {**DRAWN, "max_tokens": 14}), *beside)
-    both(small, {0: first, 6: out, 7: submit(("b", 2)), 14: back}, at_least=8)
+    _, replayed = both(small, {0: first, 6: out, 7: submit(("b", 2)), 14: back}, at_least=8)
+    meanwhile = [record.rows for record in replayed.engine.log if record.index in replayed.where]
+    assert any("b" in rows and "a" not in rows for rows in meanwhile), "the others were replayed"
 
 
 def test_pressure_pauses_and_resumes_replayed_rows(small, tmp_path):
