@@ -193,8 +193,8 @@ class Replays:
         options = [sampler.for_kernels for sampler in samplers]
         if self._count <= QUIET or tokens < FEWEST or self._never == who or None in options:
             return None
-        if self._form is None and self._count <= self._patience:
-            return None
+        if self._count <= self._patience and (self._form is None or self._form[TOKEN][0] != (len(who),)):
+            return None  # another form: nothing is made ready for it
         step = self._model.decode_step(caches, Rows.batch(list(fed)), fed, tokens)
         if step is None:
             self._never = who

@@ -638,6 +638,21 @@ def test_rows_wait_until_they_have_stayed_together(small, monkeypatch):
     assert told.replays.recorded == 1
 
 
+def test_rows_that_come_and_go_are_not_made_ready(small, monkeypatch):
+    """Room in the buffers, the step as a function: only for rows that are about to be replayed."""
+    patience(monkeypatch, 30)
+    asked, decode_step = [], small.model.decode_step
+    monkeypatch.setattr(
+        small.model, "decode_step", lambda *a: (asked.append(len(a[2])), decode_step(*a))[1], raising=False
+    )
+    play(small, {0: submit(("a", 1)), 5: submit(("b", 2, {"max_tokens": 4}))}, replay=HOST)
+    assert not asked, "no recording is there"
+    patience(monkeypatch, 4)
+    told = play(small, {0: submit(("a", 1, {"max_tokens": 20})), 8: submit(("b", 2, {"max_tokens": 4}))}, replay=HOST)
+    assert set(asked) == {1}, "the recording is of one row"
+    assert told.replays.recorded == 1
+
+
 def test_rows_about_to_end_are_not_replayed(small, monkeypatch):
     monkeypatch.setattr(replaying, "FEWEST", 8)
     told = play(small, {0: submit(("a", 1, {"max_tokens": 9}))}, replay=HOST)
