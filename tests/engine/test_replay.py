@@ -691,7 +691,7 @@ def test_tokens_may_be_read_as_late_as_one_likes(small):
 # -- at random ---------------------------------------------------------------------------------------------------------
 
 CHOICES = [
-    GREEDY, GREEDY, DRAWN, DRAWN, {"temperature": 1.3, "min_p": 0.05}, {"temperature": 0.8, "top_k": 5},
+    *[GREEDY, DRAWN, {"temperature": 1.3, "min_p": 0.05}, {"temperature": 0.8, "top_k": 5}] * 3,
     {"temperature": 0.7, "repetition_penalty": 1.2}, {"logprobs": 1},
 ]  # fmt: skip
 
