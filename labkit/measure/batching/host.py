@@ -15,7 +15,8 @@ from labkit.models import LoadedModel, Output
 
 @dataclass(frozen=True)
 class HostCost:
-    """Seconds of one decode step, with a model that answers at once.
+    """Seconds of one decode step, with a model that answers at once; where rows are replayed (`labkit.engine.replay`), with
+    the model's own step: what is replayed is no call of a model.
 
     Attributes:
         rows: B.
@@ -34,7 +35,7 @@ class HostCost:
 
 
 class _Instant:
-    """A model whose logits are there already."""
+    """A model whose logits are there already, but for steps that are recorded."""
 
     def __init__(self, model: Any, rows: int):
         self._model = model
