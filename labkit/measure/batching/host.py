@@ -15,8 +15,8 @@ from labkit.models import LoadedModel, Output
 
 @dataclass(frozen=True)
 class HostCost:
-    """Seconds of one decode step, with a model that answers at once; where rows are replayed, with the model's own step:
-    what is replayed is no call of a model.
+    """Seconds of one decode step, with a model that answers at once; where rows are replayed, with the model's own step,
+    since what is replayed is no call of a model.
 
     Attributes:
         rows: B.
