@@ -17,7 +17,7 @@ import pytest
 
 from labkit.kernels import Kernel, cuda_build
 from labkit.kernels.launch import CudaOverride
-from labkit.kernels.recording import Moved, NotRecordable, Recording, count_on, cuda_graph, record
+from labkit.kernels.recording import Moved, NotRecordable, Recording, count_on, cuda_graph, cuda_units, record
 from labkit.kernels.recording.on_host import OnHost
 from labkit.kernels.targets import use_target
 
@@ -478,7 +478,7 @@ class Driver:
 def driver(monkeypatch):
     made = Driver()
     monkeypatch.setattr(cuda_graph, "_driver", lambda: made)
-    monkeypatch.setattr(cuda_graph, "_cubin", lambda unit, architecture: f"{architecture}: {unit}".encode())
+    monkeypatch.setattr(cuda_graph, "cubin_of", lambda unit, architecture: f"{architecture}: {unit}".encode())
     return made
 
 
@@ -663,7 +663,7 @@ needs_nvrtc = pytest.mark.skipif(bool(cuda_build.unavailable()), reason=cuda_bui
 @needs_nvrtc
 def test_a_compiled_text_has_the_plain_name():
     node = record(step, carried(), given(), MACHINE)._program.nodes[0]
-    cubin = cuda_graph._cubin(cuda_graph._unit(node), "sm_90a")
+    cubin = cuda_units.cubin_of(cuda_units.unit_of(node), "sm_90a")
     assert cubin[:4] == b"\x7fELF"
     assert b"\0custom_kernel_count_on\0" in cubin, "the function is found by this name"
     assert b"_ZN3mlx4core2cu" not in cubin

@@ -8,25 +8,21 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from labkit.kernels import cuda_build
-from labkit.kernels.artefacts import ArtefactCache, content_key
 from labkit.kernels.cuda_build.unit import function_name
+from labkit.kernels.recording.cuda_memory import addresses_of, empty_like
+from labkit.kernels.recording.cuda_units import cubin_of, form_of, text_of, unit_of
 from labkit.kernels.recording.machine import Resolve
-from labkit.kernels.recording.memory import as_bytes, from_bytes
-from labkit.kernels.recording.program import Node, NotRecordable, Program
+from labkit.kernels.recording.program import Node, Program
 from labkit.kernels.resident import check_resident, multiprocessors
 from labkit.kernels.signature import threadgroup_size
 from labkit.kernels.targets import cuda
-from labkit.kernels.targets.cuda_text import CudaText, is_whole, translate
-
-PROBED = 32
-"""Arrays whose addresses one launch tells."""
+from labkit.kernels.targets.cuda_text import CudaText
 
 COMPILERS = 8
 """Texts compiled at once."""
@@ -113,22 +109,12 @@ class CudaGraphs:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def addresses(self, arrays: Sequence[mx.array]) -> list[int]:
-        """Where evaluated arrays lie: kernels tell, since MLX does not."""
-        some = [as_bytes(array) for array in arrays if array.size]
-        found = []
-        for at in range(0, len(some), PROBED):
-            part = some[at : at + PROBED]
-            part += part[:1] * (PROBED - len(part))
-            found += _probe()(
-                inputs=part, template=[], grid=(32, 1, 1), threadgroup=(32, 1, 1),
-                output_shapes=[(PROBED,)], output_dtypes=[mx.uint64],
-            )  # fmt: skip
-        told = iter(mx.concatenate(found).tolist() if found else ())
-        return [next(told) if array.size else 0 for array in arrays]
+        """Where evaluated arrays lie."""
+        return addresses_of(arrays)
 
     def copies(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """Evaluated arrays of the same values in memory of their own."""
-        made = [_empty(array) for array in arrays]
+        made = [empty_like(array) for array in arrays]
         mx.eval(made)
         where = self.addresses([*made, *arrays])
         self.wait()
@@ -158,11 +144,11 @@ class CudaGraphs:
             NotRecordable: a kernel that asks for an input's shape.
         """
         self._enter()
-        forms = [_form(node) for node in program.nodes]
+        forms = [form_of(node) for node in program.nodes]
         example = dict(zip(forms, program.nodes, strict=True))
-        new = {form: _unit(node) for form, node in example.items() if form not in self._loaded}
+        new = {form: unit_of(node) for form, node in example.items() if form not in self._loaded}
         with ThreadPoolExecutor(COMPILERS) as pool:
-            cubins = list(pool.map(lambda text: _cubin(text, self._architecture), new.values()))
+            cubins = list(pool.map(lambda text: cubin_of(text, self._architecture), new.values()))
         for form, cubin in zip(new, cubins, strict=True):
             self._loaded[form] = self._load(example[form], cubin)
         constants = [
@@ -260,76 +246,8 @@ class CudaGraphs:
         return text_of(node), function, shared
 
 
-def _form(node: Node) -> tuple:
-    """What decides over a launch's text."""
-    launch = node.launch
-    arrays = tuple((array.dtype, array.ndim == 0) for array in launch.inputs)
-    return (
-        node.kernel.name,
-        arrays,
-        tuple(map(type, launch.numbers)),
-        launch.output_dtypes,
-        launch.template,
-        is_whole(launch),
-    )
-
-
 def _architecture(driver: Any, device: Any) -> str:
     attribute = driver.CUdevice_attribute
     major = _call(driver.cuDeviceGetAttribute, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
     minor = _call(driver.cuDeviceGetAttribute, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
-
-
-def text_of(node: Node) -> CudaText:
-    """A launch's text."""
-    override = node.kernel.cuda
-    return translate(node.kernel.text, node.launch, *((override.source, override.header) if override else ()))
-
-
-def _unit(node: Node) -> str:
-    kernel = node.kernel
-    unit = cuda_build.translation_unit(kernel.text, node.launch, kernel.cuda)
-    if "__grid_constant__" in unit:
-        raise NotRecordable(f"kernel {kernel.name} asks for an input's shape, which a recording does not pass on")
-    name = function_name(kernel.text)
-    return unit.replace(f"__global__ void {name}(", f'extern "C" __global__ void {name}(')
-
-
-def _cubin(unit: str, architecture: str) -> bytes:
-    def write(folder) -> None:
-        (folder / "kernel.cubin").write_bytes(cuda_build.compile_cuda(unit, architecture=architecture).cubin)
-
-    key = content_key("cubin", unit, architecture, repr(cuda_build.version()))
-    return (ArtefactCache().get(key, write) / "kernel.cubin").read_bytes()
-
-
-@cache
-def _probe() -> Callable:
-    names = [f"a{index}" for index in range(PROBED)]
-    lines = [f"if (threadIdx.x == {index}) found[{index}] = (uint64_t){name};" for index, name in enumerate(names)]
-    return mx.fast.cuda_kernel(
-        name="labkit_addresses",
-        input_names=names,
-        output_names=["found"],
-        source="\n".join(lines),
-        ensure_row_contiguous=False,
-    )
-
-
-@cache
-def _nothing() -> Callable:
-    return mx.fast.cuda_kernel(
-        name="labkit_nothing", input_names=["unread"], output_names=["made"], source="", ensure_row_contiguous=False
-    )
-
-
-def _empty(array: mx.array) -> mx.array:
-    """Memory for the same shape and dtype, by a launch of its own: MLX's operations may hand the same memory on."""
-    if not array.size:
-        return mx.zeros(array.shape, array.dtype)
-    (made,) = _nothing()(
-        inputs=[mx.array([0], mx.uint8)], template=[], grid=(32, 1, 1), threadgroup=(32, 1, 1),
-        output_shapes=[(array.nbytes,)], output_dtypes=[mx.uint8],
-    )  # fmt: skip
-    return from_bytes(made, array)

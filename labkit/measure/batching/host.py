@@ -15,7 +15,7 @@ from labkit.models import LoadedModel, Output
 
 @dataclass(frozen=True)
 class HostCost:
-    """Seconds of one decode step, with a model that answers at once; where rows are replayed, with the model's own step,
+    """Seconds of one decode step, with a model that answers at once; replayed rows take the model's own step meanwhile,
     since what is replayed is no call of a model.
 
     Attributes:
