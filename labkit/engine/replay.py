@@ -156,6 +156,12 @@ class Replays:
         if self.nbytes > KEPT:
             self._recording = self._form = None
 
+    def spare(self) -> None:
+        """Memory is tight: a recording that no rows are in goes."""
+        last = self._opened_last()
+        if last is None or last.closed:
+            self._recording = self._form = None
+
     def _give_up(self) -> None:
         """The machine has failed in the middle, and rows ended for it: the others are left to MLX."""
         self.refused[self._form] = self._recording.failed

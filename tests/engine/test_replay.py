@@ -405,6 +405,27 @@ def test_pressure_pauses_and_resumes_replayed_rows(small, tmp_path):
     assert "paused" in replayed.kinds, "somebody was"
 
 
+def test_where_memory_is_tight_a_recording_without_rows_goes(small, tmp_path):
+    gib = 1 << 30
+    meter = FakeMeter(gib)
+    guard = MemoryGuard(gib, meter=meter, interval=0, min_chunk=2)
+    engine = labkit.Engine(
+        small, replay=HOST, guard=guard, policy=Policy(patience=0, calm_polls=0), prefixes=PrefixStore(small, width=8)
+    )
+    engine.submit(request(engine, "a", 1, max_tokens=40))
+    while not engine.replays.nbytes:
+        engine.step()
+    meter.live = int(0.88 * gib)  # soft: nobody is put aside
+    for _ in range(3):
+        engine.step()
+    assert guard.level == "soft"
+    assert engine.replays.nbytes > 0, "its row decodes from it"
+    list(engine.run())
+    engine.submit(request(engine, "b", 2, max_tokens=2))
+    list(engine.run())
+    assert engine.replays.nbytes == 0, "nobody does any more"
+
+
 def test_caches_asked_for_midway_hold_what_they_should(small, roomy):
     found = {}
 

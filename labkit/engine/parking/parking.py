@@ -53,6 +53,8 @@ class Parking:
 
     def boundary(self) -> None:
         """Called before each step."""
+        if self._guard.level != "normal":  # before anybody suffers
+            self._executor.lanes.replays.spare()
         computed = {session.id for session in self._executor.prefill.sessions}
         for row in self._ledger.live():
             if row.state is State.PREFILLING and row.id not in computed:
