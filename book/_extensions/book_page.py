@@ -1,9 +1,12 @@
-"""Takes out of every page what reaches for the network or fails without it."""
+"""Fits pages to this book: nothing that reaches for the network, docstrings as they are written, links to notebooks."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
 
 _SECTIONS = ("Args:", "Attributes:", "Returns:", "Raises:", "Yields:", "Note:", "Notes:", "Example:", "Examples:")
 
@@ -14,6 +17,7 @@ def setup(app: Any) -> dict[str, Any]:
     app.connect("html-page-context", _without_thebe, priority=900)
     # Before napoleon, which reads the sections of a docstring.
     app.connect("autodoc-process-docstring", _as_written, priority=100)
+    app.connect("doctree-read", _link_notebooks)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -60,3 +64,34 @@ def _without_thebe(app: Any, page: str, template: str, context: dict[str, Any], 
 def _is_thebe(script: Any) -> bool:
     body = getattr(script, "attributes", {}).get("body") or ""
     return "thebe" in str(getattr(script, "filename", script) or "") or "THEBE" in body
+
+
+_NUMBERS = re.compile(r"(?:(?<=otebook )|(?<=otebooks ))\d\d(?:(?:, | and | to )\d\d)*\b")
+
+
+def _link_notebooks(app: Any, doctree: Any) -> None:
+    """Where prose says "notebook 11" or "notebooks 11 and 13", the numbers lead to the notebooks that this book has."""
+    pages = {page.removeprefix("notebooks/")[:2]: page for page in app.env.found_docs if page.startswith("notebooks/")}
+    for text in list(doctree.findall(nodes.Text)):
+        if isinstance(text.parent, nodes.literal | nodes.literal_block | nodes.reference | addnodes.pending_xref):
+            continue
+        pieces = _pieces(str(text), pages, app.env.docname)
+        if len(pieces) > 1:
+            text.parent.replace(text, pieces)
+
+
+def _pieces(text: str, pages: dict[str, str], here: str) -> list[nodes.Node]:
+    """`text` as nodes: a link for each number of a notebook that has a page, but the one that is being read."""
+    found, done = [], 0
+    for group in _NUMBERS.finditer(text):
+        for number in re.finditer(r"\d\d", group.group()):
+            page, start = pages.get(number.group()), group.start() + number.start()
+            if page is None or page == here:
+                continue
+            link = addnodes.pending_xref(
+                "", nodes.inline("", number.group()), refdomain="std", reftype="doc", refexplicit=True,
+                reftarget=f"/{page}", refwarn=True, refdoc=here,
+            )  # fmt: skip
+            found += [nodes.Text(text[done:start]), link]
+            done = start + 2
+    return [*found, nodes.Text(text[done:])]

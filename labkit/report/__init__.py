@@ -27,6 +27,7 @@ provenance.py  commit, versions, device; removal of machine paths
 summary.py     all records in one table
 normalise.py   how notebooks are committed with their outputs
 guards.py      the rules that every committed notebook keeps
+contents.py    the book's parts, its list of notebooks, the page of their parameters
 book.py        the Jupyter Book of executed notebooks, without any external request
 """
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import labkit
 from labkit import resources
-from labkit.report import runner, summary
+from labkit.report import contents, runner, summary
 from labkit.report.executed import without_colours
 from labkit.report.outcomes import Progress
 
@@ -26,6 +26,11 @@ BUILD_TIMEOUT = 1800  # seconds that Jupyter Book may take
 SOURCES = Path(labkit.__file__).resolve().parent.parent / "book"
 
 _BUILT = {"html", "sources", "reports", "_build"}  # what a build puts into its folder
+# Pages of the repository that are pages of the book too, by their names there.
+_ADOPTED = {
+    "kernels.md": "labkit/kernels/README.md",
+    "tiny_hybrid.md": "data/models/tiny-hybrid/MODEL_CARD.md",
+}
 # Modules that are entry points, not an interface.
 _NOT_API = ("commands", "worker", "cli", "__main__")
 
@@ -179,12 +184,34 @@ def _stage(
     for path in notebooks:
         shutil.copy2(path, stage / "notebooks" / path.name)
     shutil.copy2(reports / "summary.md", stage / "results.md")
+    (stage / "parameters.md").write_text(contents.parameters_page(notebooks), encoding="utf-8")
     (stage / "api").mkdir()
     for name, text in api_pages(packages).items():
         (stage / "api" / name).write_text(text, encoding="utf-8")
+    for name, source in _ADOPTED.items():
+        page = SOURCES.parent / source
+        (stage / name).write_text(contents.adopted(page.read_text(encoding="utf-8")), encoding="utf-8")
+        for picture in page.parent.glob("*.svg"):
+            shutil.copy2(picture, stage / picture.name)
+    _write_contents(stage, notebooks)
     vendor = stage / "_assets" / "vendor"
     vendor.mkdir(parents=True)
     shutil.copy2(_mathjax(), vendor / "tex-svg.js")
+
+
+def _write_contents(stage: Path, notebooks: Sequence[Path]) -> None:
+    """The table of contents of what this book has, and the list of its notebooks where a page asks for it."""
+    import yaml
+
+    files = [path.relative_to(stage) for path in stage.rglob("*") if path.suffix in (".md", ".ipynb")]
+    table = yaml.safe_load((stage / "_toc.yml").read_text(encoding="utf-8"))
+    table = contents.table_of_contents(table, [path.with_suffix("").as_posix() for path in files])
+    (stage / "_toc.yml").write_text(yaml.safe_dump(table, sort_keys=False), encoding="utf-8")
+    for page in stage.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if contents.NOTEBOOKS_HERE in text:
+            listed = contents.list_of_notebooks(table, notebooks)
+            page.write_text(text.replace(contents.NOTEBOOKS_HERE, listed), encoding="utf-8")
 
 
 def _mathjax() -> Path:

@@ -72,15 +72,16 @@ def test_every_command_that_is_shown_would_be_taken(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "reason"),
     [
-        'labkit report 34 -p shape qwen3.6-35b-a3b -p memories_gb "[32, 48]"',
-        "labkit report 34 -p memory=32",
-        "labkit report 34 -p shape",
-        "labkit parity replays tiny-hybrid",
-        "python -m recipes.measured.no_such_recipe",
+        ("labkit report 34 -p shape qwen3.6-35b-a3b", "unexpected extra argument"),
+        ("labkit report 34 -p memory=32", "no parameter 'memory'"),
+        ("labkit report 34 -p shape", "name=value"),
+        ("labkit trace decode", "Missing argument"),
+        ("labkit parity replays tiny-hybrid", "unexpected extra argument"),
+        ("python -m recipes.measured.no_such_recipe", "there is no"),
     ],
 )
-def test_one_that_would_not_is_found(line: str) -> None:
-    with pytest.raises(ValueError):
+def test_one_that_would_not_is_found(line: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"(?i){reason}"):
         hold(line)
