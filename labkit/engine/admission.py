@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 from labkit.caches.extra_keys import ExtraKeys
-from labkit.engine.capacity import Budget, Capacity, CapacityError
+from labkit.engine.capacity import Budget, Capacity
 from labkit.engine.request import Request
-
-Verdict = Literal["now", "later", "never"]
 
 
 class Admission:
@@ -24,20 +21,11 @@ class Admission:
         chunk: tokens of a prefill at most.
         max_rows: rows at most.
         rectangle: whether rows share a rectangle, or each has caches of its own.
-        reserved: bytes of the budget that somebody else holds just now, such as a store of prefixes in memory.
     """
 
-    def __init__(
-        self,
-        budget: Budget,
-        *,
-        chunk: int,
-        max_rows: int,
-        rectangle: bool = True,
-        reserved: Callable[[], int] = lambda: 0,
-    ):
+    def __init__(self, budget: Budget, *, chunk: int, max_rows: int, rectangle: bool = True):
         self._budget, self._chunk = budget, chunk
-        self.max_rows, self.rectangle, self.reserved = max_rows, rectangle, reserved
+        self.max_rows, self.rectangle = max_rows, rectangle
 
     @property
     def capacity(self) -> Capacity:
@@ -73,7 +61,7 @@ class Admission:
         if not live:
             return True
         capacity = self.capacity
-        free = capacity.capacity_bytes - capacity.weights_bytes - self.reserved()
+        free = capacity.capacity_bytes - capacity.weights_bytes
         return len(live) < self.max_rows and self.projected([*live, total]) <= free
 
     def idle_bytes(self) -> int:
@@ -83,11 +71,3 @@ class Admission:
     def promises(self, total: int, tokens: Sequence[int], extra: ExtraKeys = ()) -> bool:
         """Whether what rows are promised beforehand, whatever memory is free, suffices for one more."""
         return True
-
-    def verdict(self, request: Request, live: Sequence[int]) -> Verdict:
-        """What `check` and `fits_now` say, in a word."""
-        try:
-            self.check(request)
-        except CapacityError:
-            return "never"
-        return "now" if self.fits_now(len(request.tokens) + request.params.max_tokens, live) else "later"

@@ -68,11 +68,10 @@ class Scheduler:
 
     Args:
         grid: tokens of a chunk; chunks end on its multiples.
-        pack: whether several prompts may share a forward. Without, what is computed for a prompt depends on it alone.
     """
 
-    def __init__(self, grid: int, *, pack: bool = True):
-        self.grid, self.pack = grid, pack
+    def __init__(self, grid: int):
+        self.grid = grid
         self._owed: list[str] = []  # lanes that decode before the next chunk
         self._first_was_last = False  # whether the first in line had the last turn
 
@@ -111,7 +110,7 @@ class Scheduler:
     def _packed(self, turn: Prompt, prompts: Sequence[Prompt], chunk: int) -> list[Prompt]:
         """A prompt at its last chunk, and whose last chunks fit beside it."""
         chosen = [turn]
-        if turn.alone or not self.pack:
+        if turn.alone:
             return chosen
         for prompt in prompts:
             if prompt is turn or prompt.alone or self._end(prompt, chunk) < prompt.goal:

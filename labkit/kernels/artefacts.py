@@ -59,15 +59,6 @@ class ArtefactCache:
             os.utime(entry)
         return entry
 
-    def size_bytes(self) -> int:
-        """What all entries take."""
-        return sum(size for _, _, size in self._entries())
-
-    def clear(self) -> None:
-        """Remove every entry."""
-        for path, _, _ in self._entries():
-            shutil.rmtree(path, ignore_errors=True)
-
     def _build(self, entry: Path, build: Callable[[Path], None]) -> None:
         scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=self.folder))
         try:

@@ -145,12 +145,6 @@ def device_times(sides: Mapping[str, Calls], *, launches: int = 24) -> dict[str,
         return {}
 
 
-def device_us(calls: Calls, launches: int = 24) -> float | None:
-    """Microseconds of one call on the device alone, or None where `device_times` has no answer."""
-    found = device_times({"": calls}, launches=launches)
-    return found[""].us if found else None
-
-
 def add_device_times(
     rows: Sequence[tuple[dict, Calls]], beside: Mapping[str, Calls | None] | None = None, *, launches: int = 24
 ) -> list[dict]:

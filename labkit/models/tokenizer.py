@@ -57,11 +57,6 @@ class Tokenizer:
         """Whether `render_chat` can work."""
         return self.hf.has_chat_template
 
-    @property
-    def has_thinking(self) -> bool:
-        """Whether the vocabulary has markers for thinking."""
-        return self.hf.has_thinking
-
     def render_chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, thinking: bool = True
     ) -> chat.RenderedChat:

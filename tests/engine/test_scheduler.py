@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,13 +17,13 @@ GRID = 16
 
 def simulate(seed: int, *, chunk: int | None = None, pack: bool = True, shared: bool = True) -> list[tuple]:
     """Random prompts arrive, are computed and decode for a while -> every plan with the lanes that there were then."""
-    draw, scheduler = random.Random(seed), Scheduler(GRID, pack=pack)
+    draw, scheduler = random.Random(seed), Scheduler(GRID)
     prompts: list[Prompt] = []
     rows: dict[str, int] = {}  # tokens that are still to come
     plans, arrivals, number = [], draw.randint(1, 12), 0
     while number < arrivals or prompts or rows:
         if number < arrivals and draw.random() < 0.4:
-            prompts.append(Prompt(f"p{number}", 0, draw.choice([1, 5, 17, 40, 100])))
+            prompts.append(Prompt(f"p{number}", 0, draw.choice([1, 5, 17, 40, 100]), alone=not pack))
             number += 1
         lanes = (["shared"] if rows else []) if shared else list(rows)
         plan = scheduler.plan(prompts, lanes, chunk)
@@ -47,7 +48,7 @@ def simulate(seed: int, *, chunk: int | None = None, pack: bool = True, shared: 
                 if end == prompt.goal:
                     rows[prompt.id] = draw.randint(1, 6)
         prompts = [
-            Prompt(p.id, spans[p.id][1], p.goal) if p.id in spans else p
+            replace(p, done=spans[p.id][1]) if p.id in spans else p
             for p in prompts
             if p.id not in spans or spans[p.id][1] < p.goal
         ]
@@ -121,7 +122,6 @@ def test_packed_prompts_fit_into_a_chunk_with_little_padding(lengths):
     assert plan.rows[0] == "p0", "the first in line is always among them"
     assert columns <= 64
     assert columns - sum(sizes) <= PADDING_SHARE * columns
-    assert len(Scheduler(64, pack=False).plan([Prompt("a", 0, 5), Prompt("b", 0, 5)], []).rows) == 1
 
 
 def test_who_follows_is_not_computed_and_who_must_be_alone_is_alone():

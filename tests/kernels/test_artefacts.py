@@ -40,7 +40,6 @@ def test_a_failed_build_leaves_nothing(tmp_path):
 
     with pytest.raises(RuntimeError, match="no"):
         cache.get("00", fails)
-    assert cache.size_bytes() == 0
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
     assert cache.get("00", writes(3)).is_dir()
 
@@ -54,9 +53,6 @@ def test_the_least_recently_used_goes_first(tmp_path):
     cache.get("00", writes(100))  # used again: now the youngest
     cache.get("02", writes(100))
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"00", "02"}
-    assert cache.size_bytes() == 200
-    cache.clear()
-    assert cache.size_bytes() == 0
 
 
 def test_what_lies_there_is_not_looked_through_after_each_build(tmp_path, monkeypatch):
@@ -68,7 +64,8 @@ def test_what_lies_there_is_not_looked_through_after_each_build(tmp_path, monkey
     (tmp_path / "00" / "more").write_bytes(b"x" * 6400)
     for number in range(100, 110):
         cache.get(f"{number:02x}", writes(10))
-    assert cache.size_bytes() <= 6400
+    kept = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+    assert kept <= 6400
 
 
 def test_an_entry_over_the_limit_still_serves_who_asked(tmp_path):

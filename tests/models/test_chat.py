@@ -69,7 +69,6 @@ def test_a_system_message_that_nobody_gave_is_the_templates(tokenizer, monkeypat
 
 
 def test_thinking(tokenizer):
-    assert tokenizer.has_thinking
     assert tokenizer.render_chat([ASK], thinking=False).text.endswith("assistant\n<think></think>")
     assert tokenizer.render_chat([ASK], thinking=True).text.endswith("assistant\n")
 

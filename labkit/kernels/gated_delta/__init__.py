@@ -8,7 +8,7 @@ from labkit.kernels.gated_delta.chunks import Tensor, chunked
 from labkit.kernels.gated_delta.conv import ScanInputs, scan_inputs, tail_after
 from labkit.kernels.gated_delta.norm import gated_norm
 from labkit.kernels.gated_delta.recurrence import PACKED, PLAIN, Layout, scan, scan_blocked
-from labkit.kernels.gated_delta.spans import full_spans, mask_spans, row_spans
+from labkit.kernels.gated_delta.spans import full_spans, row_spans
 from labkit.kernels.gated_delta.step import decode_step
 from labkit.kernels.gated_delta.update import gated_delta_update
 
@@ -23,7 +23,6 @@ __all__ = [
     "full_spans",
     "gated_delta_update",
     "gated_norm",
-    "mask_spans",
     "row_spans",
     "scan",
     "scan_blocked",

@@ -42,15 +42,3 @@ def row_spans(
     ends = mx.full((batch,), length, dtype=mx.int32) if lengths is None else lengths.astype(mx.int32)
     begins = mx.zeros((batch,), dtype=mx.int32) if left_padding is None else left_padding.astype(mx.int32)
     return mx.stack([begins, ends], axis=1)
-
-
-def mask_spans(mask: mx.array) -> mx.array:
-    """Spans from a mask [B, T], true where a token counts; the true ones of a row must be neighbours.
-
-    A row without any gets the span [0, 0). Holes are not seen (that would need the values on the host): tokens between
-    a row's first and last true one all count.
-    """
-    flags = mask.astype(mx.int32)
-    first = mx.argmax(flags, axis=1).astype(mx.int32)
-    last = mask.shape[1] - mx.argmax(flags[:, ::-1], axis=1).astype(mx.int32)
-    return mx.stack([first, mx.where(mx.any(mask, axis=1), last, first)], axis=1)

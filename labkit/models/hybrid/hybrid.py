@@ -17,7 +17,7 @@ from labkit.models.decode_step import DecodeStep
 from labkit.models.hybrid.config import LINEAR, HybridConfig
 from labkit.models.hybrid.decode import FEW, FewTokens
 from labkit.models.hybrid.graph import Graph
-from labkit.models.hybrid.memory import chunk_memory, longest_chunk
+from labkit.models.hybrid.memory import chunk_memory
 from labkit.models.hybrid.packing import ModelWeights, pack
 from labkit.models.hybrid.persistent import check_weights
 from labkit.models.hybrid.plan import Plan, Step
@@ -116,10 +116,6 @@ class Hybrid:
     def temporary_bytes(self, length: int, *, context: int = 0, batch: int = 1, positions: int = 0) -> int:
         """What a chunk of `length` tokens behind `context` others needs besides weights and caches (`chunk_memory`)."""
         return chunk_memory(self.sizes, length, context=context, batch=batch, positions=positions, **self._sizes()).peak
-
-    def longest_chunk(self, free: int, *, context: int = 0, batch: int = 1) -> int:
-        """The longest useful chunk whose temporary memory stays within `free` bytes (`longest_chunk`)."""
-        return longest_chunk(lambda length: self.temporary_bytes(length, context=context, batch=batch), free)
 
     def _sizes(self) -> dict[str, int]:
         slots = next((w.mlp.shared_slots for w in self.weights.layers if self.sizes.sparse), 0)

@@ -1,4 +1,4 @@
-"""Temporary memory of a chunk of a prompt, before it is run; and the longest chunk that fits into what is free.
+"""Temporary memory of a chunk of a prompt, before it is run.
 
 What lives at once is known layer by layer: the residual stream all the way, and around it what a mixer or an MLP holds
 at its widest moment. A GPU is given layers ahead, and keeps all that they make until it has done them. Counted are
@@ -8,7 +8,6 @@ self for a moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from labkit.caches.contiguous import STEP
@@ -19,12 +18,6 @@ from labkit.kernels.routing import max_blocks
 from labkit.models.hybrid.config import ATTENTION, LINEAR, HybridConfig
 from labkit.models.hybrid.sending import IN_FLIGHT
 
-GRID = 256
-"""Chunks are multiples of so many tokens, and at least one of them."""
-
-LONGEST = 8192
-"""Tokens from which a longer chunk gains nothing: 256 experts have 256 rows each then."""
-
 
 @dataclass(frozen=True)
 class ChunkMemory:
@@ -34,7 +27,7 @@ class ChunkMemory:
         stream: the residual stream and what is to be added to it, all the way.
         delta, attention, experts: the widest moment of a layer of that kind, beyond the stream; 0 without such layers.
         growth: the old buffers of one attention layer while new ones are filled.
-        logits: of the positions asked for, and what the head needs for them.
+        logits: of the positions asked for, as float32; a head of plain floats makes them in 16 bits first.
         sent: all that the layers make which a GPU was given and has not done; 0 elsewhere.
     """
 
@@ -124,7 +117,7 @@ def chunk_memory(
         attention=attention if ATTENTION in kinds else 0,
         experts=mlp,
         growth=growth if ATTENTION in kinds else 0,
-        logits=product(c.hidden, c.vocabulary, batch * positions) if positions else 0,
+        logits=4 * batch * positions * c.vocabulary,
         sent=ahead if sends else 0,
     )
 
@@ -137,9 +130,3 @@ def _experts(c: HybridConfig, tokens: int, itemsize: int, shared_slots: int) -> 
     hidden = assignments * c.expert_width * itemsize
     products = assignments * c.hidden * itemsize
     return tokens * c.hidden * itemsize + routing + hidden + products + tokens * c.hidden * itemsize
-
-
-def longest_chunk(cost: Callable[[int], int], free: int) -> int:
-    """The longest chunk whose temporary memory `cost(tokens)` stays within `free` bytes, a multiple of `GRID` up to
-    `LONGEST`; at least `GRID`, since shorter ones save little."""
-    return max((length for length in range(GRID, LONGEST + 1, GRID) if cost(length) <= free), default=GRID)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,13 +70,3 @@ def handles(state: Any) -> Any:
     if isinstance(state, (tuple, list)):
         return type(state)(handles(item) for item in state)
     return copy(state) if isinstance(state, mx.array) else state
-
-
-def rows_in(states: Sequence[Any]) -> int:
-    """Rows of some caches, from the first array found."""
-    for state in states:
-        for item in state:
-            found = rows_in([item]) if isinstance(item, (list, tuple)) else item
-            if isinstance(found, mx.array) and found.ndim:
-                return found.shape[0]
-    return 1

@@ -17,7 +17,7 @@ from labkit.measure.trace.capture import record
 from labkit.measure.trace.step import VIEWS
 from labkit.models import Rows
 from labkit.models.hybrid import Hybrid, HybridConfig, Variants, mlp
-from labkit.models.hybrid.memory import GRID, LONGEST, chunk_memory, longest_chunk
+from labkit.models.hybrid.memory import chunk_memory
 from labkit.models.hybrid.sending import IN_FLIGHT
 from labkit.resources import data_folder
 from tests.models.hybrid.small import DENSE, TEXT, config, models, prompt, random_module
@@ -139,21 +139,6 @@ def test_the_full_shape_stays_within_two_gigabytes():
     """128K tokens of prompt in chunks of 2,048, and of 4,096: the temporary memory of the last one."""
     for length in (2048, 4096):
         assert chunk_memory(FULL, length, context=131072 - length).peak <= 2 * 10**9
-    assert longest_chunk(lambda length: chunk_memory(FULL, length, context=131072 - length).peak, 2 * 10**9) >= 4096
-
-
-@pytest.mark.parametrize("context", [0, 100_000])
-def test_the_longest_chunk_fits_and_the_next_does_not(context):
-    cost = lambda length: chunk_memory(FULL, length, context=context).peak
-    for free in (10**8, 5 * 10**8, 10**9, 10**10):
-        length = longest_chunk(cost, free)
-        assert GRID <= length <= LONGEST
-        assert length % GRID == 0
-        if length > GRID:
-            assert cost(length) <= free
-        if length < LONGEST:
-            assert cost(length + GRID) > free
-    assert longest_chunk(cost, 0) == GRID
 
 
 def test_memory_grows_with_everything_that_it_depends_on():
