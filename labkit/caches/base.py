@@ -195,7 +195,7 @@ class Cache(ABC):
         """Write keys and values [B, H, L, D] into the buffers, which keep their shape while there is room."""
         raise Unsupported(self.kind, "append keys and values", "it holds a state")
 
-    def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
+    def attend(self, queries: mx.array, *, scale: float) -> mx.array:
         """Attention of queries [B, Hq, L, D], the L newest tokens, over the whole buffers -> [B, Hq, L, Dv]."""
         raise Unsupported(self.kind, "attend", "it holds a state")
 

@@ -105,16 +105,14 @@ class Columns(Tailed, Cache):
         self.values = mx.slice_update(self.values, values, column, axes=(2,))
         self._advance_columns(length)
 
-    def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
+    def attend(self, queries: mx.array, *, scale: float) -> mx.array:
         length = queries.shape[2]
         columns = mx.arange(self.keys.shape[2])
         newest = (mx.array(self._filled - length) + mx.arange(length))[:, None]
         mask = columns <= newest
         if (padding := self._padding()) is not None:
             mask = mask & (columns >= padding[:, None, None, None])
-        return mx.fast.scaled_dot_product_attention(
-            queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
-        )
+        return mx.fast.scaled_dot_product_attention(queries, self.keys, self.values, scale=scale, mask=mask)
 
     def host_columns(self, new: int, batch: int, *, start: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """float32 views of keys and values [B, H, capacity, D] with room for `new` more columns, to be written by the

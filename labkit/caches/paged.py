@@ -64,21 +64,12 @@ class Paged(PagedCache):
     def _gathered(self) -> tuple[mx.array, mx.array]:
         return self.rows.gather_blocks([0] * len(self.rows), self.offset)
 
-    def attend(
-        self,
-        queries: mx.array,
-        rows: Any = None,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        target: str | None = None,
-    ) -> mx.array:
+    def attend(self, queries: mx.array, *, scale: float) -> mx.array:
         if self.offset == self.rows.lengths[0]:
-            direct = self._direct(queries, scale, sinks, target)
+            direct = self._direct(queries, scale)
             if direct is not None:
                 return direct
-        lefts = [0] * len(self.rows)
-        return self._chunk(queries, lefts, self.offset, scale=scale, sinks=sinks, target=target)
+        return self._chunk(queries, [0] * len(self.rows), self.offset, scale)
 
     def size(self) -> int:
         return self.offset

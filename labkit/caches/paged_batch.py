@@ -82,20 +82,12 @@ class BatchedPaged(PagedCache):
     def _gathered(self) -> tuple[mx.array, mx.array]:
         return self.rows.gather_blocks(self._lefts, self._idx)
 
-    def attend(
-        self,
-        queries: mx.array,
-        rows: Any = None,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        target: str | None = None,
-    ) -> mx.array:
+    def attend(self, queries: mx.array, *, scale: float) -> mx.array:
         if self._valid is None and min(self.rows.lengths) >= queries.shape[2]:
-            direct = self._direct(queries, scale, sinks, target)
+            direct = self._direct(queries, scale)
             if direct is not None:
                 return direct
-        return self._chunk(queries, self._lefts, self._idx, scale=scale, sinks=sinks, target=target)
+        return self._chunk(queries, self._lefts, self._idx, scale)
 
     def size(self) -> int:
         return self._idx

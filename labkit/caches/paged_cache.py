@@ -109,10 +109,9 @@ class PagedCache(Cache):
     def _unpack(self, arrays: dict, scalars: dict) -> None:
         raise Unsupported(f"paged {self.kind}", "be filled in place", "`restore` makes a new one")
 
-    def _direct(self, queries: mx.array, scale: float, sinks: mx.array | None, target: str | None) -> mx.array | None:
+    def _direct(self, queries: mx.array, scale: float) -> mx.array | None:
         """Attention of a few new tokens by the kernel that reads through the table, where there is a device for it."""
-        target = target_in_use(target)
-        if target is None or sinks is not None or queries.shape[2] > FEW:
+        if target_in_use() is None or queries.shape[2] > FEW:
             return None
         rows = self.rows
         return paged_decode_attention(
@@ -125,28 +124,17 @@ class PagedCache(Cache):
             window=self._window(),
             layout="uneven" if max(rows.lengths) * len(rows) > UNEVEN * sum(rows.lengths) else "general",
             scale=scale,
-            target=target,
         )
 
-    def _chunk(
-        self,
-        queries: mx.array,
-        lefts: Sequence[int],
-        columns: int,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-        target: str | None,
-    ) -> mx.array:
+    def _chunk(self, queries: mx.array, lefts: Sequence[int], columns: int, scale: float) -> mx.array:
         """Attention of a prompt's chunk over gathered columns: by the kernel for chunks, or MLX's own operation."""
         length, gathered = queries.shape[2], self.rows.gather_blocks(lefts, columns)
-        target = target_in_use(target)
-        if target is not None and sinks is None:
+        if target_in_use() is not None:
             start, first = int32s((columns - length,) * len(lefts)), int32s(tuple(lefts))
-            return prefill_attention(queries, *gathered, start, first=first, scale=scale, target=target)
+            return prefill_attention(queries, *gathered, start, first=first, scale=scale)
         padding = int32s(tuple(lefts)) if any(lefts) else None
         mask = masks.causal(length, columns - length, left_padding=padding)
-        return mx.fast.scaled_dot_product_attention(queries, *gathered, scale=scale, mask=mask, sinks=sinks)
+        return mx.fast.scaled_dot_product_attention(queries, *gathered, scale=scale, mask=mask)
 
     def has_tail_for(self, length: int) -> bool:
         """Whether `open_tail` can always make room for `length` tokens."""

@@ -78,23 +78,14 @@ class WindowBlocks(PagedCache):
         numbers = self.ring.keys if numbers is None else numbers
         return self.rows.gather(numbers[:, 0, :, 0] - 1)
 
-    def attend(
-        self,
-        queries: mx.array,
-        rows: Any = None,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        target: str | None = None,
-    ) -> mx.array:
+    def attend(self, queries: mx.array, *, scale: float) -> mx.array:
         length = queries.shape[2]
         if self._valid is None and min(self.rows.lengths) >= length:
-            direct = self._direct(queries, scale, sinks, target)
+            direct = self._direct(queries, scale)
             if direct is not None:
                 return direct
         mask = self.ring.attend_mask(length)
-        gathered = self._gathered()
-        return mx.fast.scaled_dot_product_attention(queries, *gathered, scale=scale, mask=mask, sinks=sinks)
+        return mx.fast.scaled_dot_product_attention(queries, *self._gathered(), scale=scale, mask=mask)
 
     def _window(self) -> int | None:
         return self.max_size

@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from typing import Any
 
 import mlx.core as mx
 
@@ -83,11 +82,9 @@ class Ring(Cache):
     def append(self, keys: mx.array, values: mx.array) -> None:
         self.update_and_fetch(keys, values)
 
-    def attend(self, queries: mx.array, rows: Any = None, *, scale: float, sinks: mx.array | None = None) -> mx.array:
+    def attend(self, queries: mx.array, *, scale: float) -> mx.array:
         mask = self.attend_mask(queries.shape[2])
-        return mx.fast.scaled_dot_product_attention(
-            queries, self.keys, self.values, scale=scale, mask=mask, sinks=sinks
-        )
+        return mx.fast.scaled_dot_product_attention(queries, self.keys, self.values, scale=scale, mask=mask)
 
     def is_trimmable(self) -> bool:
         # Once the ring has wrapped, the columns that a trim would bring back into view are gone.
