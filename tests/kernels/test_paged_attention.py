@@ -18,6 +18,7 @@ from labkit.kernels.attention import (
 )
 from labkit.kernels.attention.launches import DECODE_THREADGROUPS, uneven_block
 from labkit.kernels.attention.reference import attention
+from labkit.kernels.targets import use_target
 
 KV, HEADS, WIDTH, ROOM = 2, 8, 64, 16
 SCALE = WIDTH**-0.5
@@ -141,6 +142,26 @@ def test_what_does_not_fit_is_refused():
         paged_decode_attention(queries, *pool, tail, table.astype(mx.uint32), last, scale=1.0)
     with pytest.raises(ValueError, match="a tail of"):
         paged_decode_attention(queries, *pool, tail._replace(keys=tail.keys[:1]), table, last, scale=1.0)
+
+
+@pytest.mark.parametrize("new", [1, 3, 12])
+def test_a_paged_cache_attends_through_its_table_as_a_plain_one(new):
+    """As on a GPU, in the simulator: a few tokens by the kernel that reads the table, a chunk by the one for chunks."""
+    rows, pages = [], Pages(20, 16)
+    for length in (21, 40):
+        caches, prompt = (Contiguous(), Paged(pages)), [mx.random.normal((1, KV, length, WIDTH)) for _ in "kv"]
+        for cache in caches:
+            cache.update_and_fetch(*prompt)
+        rows.append(caches)
+    plain, paged = (type(caches[0]).merge(caches) for caches in zip(*rows, strict=True))
+    tokens = [mx.random.normal((2, KV, new, WIDTH)) for _ in "kv"]
+    queries = mx.random.normal((2, HEADS, new, WIDTH))
+    for cache in (plain, paged):
+        cache.append(*tokens)
+    want = plain.attend(queries, scale=SCALE)
+    with use_target("simulator"):
+        got = paged.attend(queries, scale=SCALE)
+    assert mx.allclose(got, want, atol=1e-5).item()
 
 
 @pytest.mark.cuda
