@@ -32,7 +32,7 @@ _ADOPTED = {
     "tiny_hybrid.md": "data/models/tiny-hybrid/MODEL_CARD.md",
 }
 # Modules that are entry points, not an interface.
-_NOT_API = ("commands", "worker", "cli", "__main__")
+_NOT_API = ("commands", "worker", "cli", "start", "__main__")
 
 
 class BookError(RuntimeError):
@@ -113,8 +113,17 @@ def api_pages(packages: Sequence[str] | None = None) -> dict[str, str]:
         name = f"labkit.{package}"
         blocks = [f"# {name}", "", *_api_blocks(name)]
         pages[f"{name}.md"] = "\n".join(blocks)
-        entries.append(f"- {{doc}}`{name}`")
-    index = ["# API reference", "", "The public names of every package, from their docstrings.", "", *entries, ""]
+        says = (importlib.import_module(name).__doc__ or "").strip().partition("\n")[0]
+        entries.append(f"| {{doc}}`{name}` | {says} |")
+    short = ", ".join(f"{{py:obj}}`labkit.{name} <{home}.{name}>`" for name, home in labkit._HOMES.items())
+    index = [
+        "# API reference",
+        "",
+        "The public names of every package, from their docstrings.",
+        f"`import labkit` itself offers what most programs need: {short}.",
+        "",
+        *("| package | what it is |", "|---|---|", *entries, ""),
+    ]
     pages["index.md"] = "\n".join(index)
     return pages
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 from labkit.report.worker import STATIC_VARIABLE
+
+
+AT_ONCE = 0.1
+"""Seconds: a drawing that takes longer follows a slider when it is let go, and does not run after each place on the way."""
 
 
 def is_static() -> bool:
@@ -29,8 +34,13 @@ def live(draw: Callable[..., Any], **controls: Any) -> None:
     from ipywidgets import interactive
 
     # A manual panel does not draw by itself: in a report the picture belongs in the cell, not in an Output widget.
+    begin = time.perf_counter()
     panel = interactive(draw, {"manual": is_static()}, **controls)
     if not is_static():
+        if time.perf_counter() - begin > AT_ONCE:
+            for control in panel.kwargs_widgets:
+                if control.has_trait("continuous_update"):
+                    control.continuous_update = False
         display(panel)
         return
     names = [name for name, _, _ in panel.find_abbreviations(dict(controls))]
