@@ -9,9 +9,8 @@ from typing import Any
 
 from labkit.report.worker import STATIC_VARIABLE
 
-
 AT_ONCE = 0.1
-"""Seconds: a drawing that takes longer follows a slider when it is let go, and does not run after each place on the way."""
+"""Seconds: a drawing that takes longer is drawn when a slider is let go, not at each place on the way."""
 
 
 def is_static() -> bool:
