@@ -40,6 +40,30 @@ def test_every_variant_gives_the_product_in_the_shape_of_x(variant, weights):
     assert mx.abs(y.astype(mx.float32) - want).max().item() <= bound * mx.abs(want).max().item()
 
 
+@pytest.mark.parametrize("target", ["simulator", "reference", None])
+@pytest.mark.parametrize("variant", ["few_rows", "many_rows", "dequantize", "mlx", None])
+def test_a_float32_result_of_16_bits_is_not_rounded(variant, target, weights):
+    x = rows(6).reshape(2, 3, K)
+    y = quantized_matmul(x, weights, variant=variant, dtype=mx.float32, target=target)
+    want = exact(x, weights)
+    # The tile multiplies weights of x's dtype: it is exact for those.
+    if (variant, target) == ("many_rows", "simulator"):
+        want = x.astype(mx.float32) @ weights.dequantize(mx.bfloat16).astype(mx.float32).T
+    assert (y.shape, y.dtype) == ((2, 3, N), mx.float32)
+    assert mx.abs(y - want).max().item() <= 1e-5 * mx.abs(want).max().item()
+
+
+@pytest.mark.parametrize("form", ["plain", "tensor"])
+@pytest.mark.parametrize(("kernels", "call_of"), [(FEW_ROWS, few_rows_call), (MANY_ROWS, many_rows_call)])
+def test_a_float32_result_rounds_to_the_one_of_16_bits(form, kernels, call_of, weights):
+    x = rows(5)
+    wide = simulate(kernels, call_of, form, x, weights, dtype=mx.float32)
+    narrow = simulate(kernels, call_of, form, x, weights)
+    assert wide.dtype == mx.float32
+    assert not mx.array_equal(wide, narrow.astype(mx.float32)).item()
+    assert mx.array_equal(wide.astype(mx.bfloat16), narrow).item()
+
+
 @pytest.mark.parametrize("form", ["plain", "tensor"])
 def test_few_rows_rounds_only_its_result(form, weights):
     x = rows(3)
@@ -112,6 +136,16 @@ def test_the_choice_of_a_variant(rows_, dtype, target, expected, weights):
     assert choose_variant(rows_, mx.zeros((1, K), dtype), weights, target) == expected
 
 
+@pytest.mark.parametrize("target", ["cuda", "metal"])
+@pytest.mark.parametrize("count", [1, 8, 9, 4096])
+def test_a_float32_result_of_16_bits_is_left_to_our_kernels(count, target, weights):
+    """MLX's product would round it."""
+    expected = "few_rows" if count <= 8 else "many_rows"
+    assert choose_variant(count, rows(2), weights, target, mx.float32) == expected
+    own = mx.zeros((2, K), mx.float32)
+    assert choose_variant(count, own, weights, target, mx.float32) == choose_variant(count, own, weights, target)
+
+
 def test_one_row_of_a_large_matrix_takes_few_rows_on_cuda():
     n, k = 12288, 2048
     groups = mx.zeros((n, k // 64), mx.bfloat16)
@@ -141,6 +175,8 @@ def test_steps_are_shared_out():
         (lambda w: quantized_matmul(mx.zeros((2, 100)), w), "256 columns"),
         (lambda w: quantized_matmul(mx.zeros((0, K)), w), "at least one row"),
         (lambda w: quantized_matmul(mx.zeros((1, K)), w, variant="fast"), "'fast'"),
+        (lambda w: quantized_matmul(mx.zeros((1, K)), w, dtype=mx.bfloat16), "not mlx.core.bfloat16"),
+        (lambda w: many_rows_call(mx.zeros((9, K)), w, dtype=mx.float16), "not mlx.core.float16"),
         (lambda w: few_rows_call(mx.zeros((9, K)), w), "at most 8 rows"),
         (lambda w: few_rows_call(mx.zeros((1, K), mx.float32), w, "tensor"), "16-bit"),
         (lambda w: few_rows_call(mx.zeros((1, K)), w, "wgmma"), "'wgmma'"),

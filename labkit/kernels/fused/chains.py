@@ -19,6 +19,7 @@ from labkit.kernels.fused.launches import (
     qk_norm_rope_call,
 )
 from labkit.kernels.fused.residual import residual_rms_norm
+from labkit.kernels.quantized_matmul import Packed, quantized_matmul
 
 
 @takes_arrays
@@ -167,8 +168,9 @@ def norm_router(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        hidden [T, D] and normed [T, D] in x's dtype, logits [T, E] float32. One launch up to 8 rows; beyond, the add
-        and norm in one and MLX's quantised matmul, which reuses the router's weights across rows.
+        hidden [T, D] and normed [T, D] in x's dtype, logits [T, E] float32, never rounded to x's dtype: a score that
+        is would now and then choose another expert. One launch up to 8 rows; beyond, the add and norm in one and a
+        product that reuses the router's weights across rows.
 
     Raises:
         ValueError: shapes, dtypes or sizes that do not fit.
@@ -179,5 +181,5 @@ def norm_router(
     if x.shape[0] <= MAX_ROUTED_ROWS:
         return tuple(NORM_ROUTER(**call, target=target))
     hidden, normed = residual_rms_norm(x, residual, weight, eps, target=target)
-    logits = mx.quantized_matmul(normed, *router, transpose=True, group_size=group_size, bits=bits)
-    return hidden, normed, logits.astype(mx.float32)
+    scores = quantized_matmul(normed, Packed(*router, group_size, bits), dtype=mx.float32, target=target)
+    return hidden, normed, scores

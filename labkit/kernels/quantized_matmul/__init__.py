@@ -24,6 +24,7 @@ from labkit.kernels.quantized_matmul.launches import (
     check_form,
     few_rows_call,
     many_rows_call,
+    result_dtype,
 )
 from labkit.kernels.quantized_matmul.native import few_rows_of
 from labkit.kernels.quantized_matmul.packed import Packed, forms
@@ -57,8 +58,10 @@ NATIVE_MANY_FROM = 9
 """Rows from which a CPU lays weights out in panels first: eight of them cost less than laying out."""
 
 
-def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) -> Variant:
-    """The variant for a product on a target.
+def choose_variant(
+    rows: int, x: mx.array, weights: Packed, target: str | None, dtype: mx.Dtype | None = None
+) -> Variant:
+    """The variant for a product on a target. MLX's products have x's dtype: another one is left to our kernels.
 
     CUDA, H200, 4 bits, K = 2048, N = 12288: MLX's op took 18 us for one row, 59 for four, 16 for eight (it has a path
     for eight alone) and 29 for 64; `few_rows` 11, 14 and 18, `many_rows` 26 (data/measured/h200_quantized_matmul.json).
@@ -68,6 +71,8 @@ def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) 
     """
     if not weights.fits_kernels:
         return "mlx"
+    if dtype is not None and dtype != x.dtype and target in ("cuda", "metal"):
+        return "few_rows" if rows <= FEW else "many_rows"
     if target in (None, "native", "reference"):
         return "few_rows" if rows < NATIVE_MANY_FROM else "many_rows"
     if target == "cuda" and (rows == FEW or (rows == 1 and weights.n * weights.k < SMALL)):
@@ -85,7 +90,12 @@ def choose_variant(rows: int, x: mx.array, weights: Packed, target: str | None) 
 
 @takes_arrays
 def quantized_matmul(
-    x: mx.array, weights: Packed, *, variant: Variant | None = None, target: str | None = None
+    x: mx.array,
+    weights: Packed,
+    *,
+    variant: Variant | None = None,
+    dtype: mx.Dtype | None = None,
+    target: str | None = None,
 ) -> mx.array:
     """y = x W^T for packed weights W.
 
@@ -93,10 +103,12 @@ def quantized_matmul(
         x: [..., K], float32, float16 or bfloat16, at least one row.
         weights: N x K.
         variant: how; by default what `choose_variant` says for this machine.
+        dtype: of the result: x's, or float32, which keeps what 16 bits would round off.
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        [..., N] in x's dtype. Sums are fp32. `few_rows` uses the weights exactly; the others round each to x's dtype.
+        [..., N]. Sums are fp32. `few_rows` uses the weights exactly, and for a float32 result so do `dequantize` and
+        `mlx`; the others round each to x's dtype.
 
     Raises:
         ValueError: shapes or dtypes that do not fit, or no such variant.
@@ -108,22 +120,30 @@ def quantized_matmul(
         raise ValueError(f"x needs {weights.k} columns and at least one row, not shape {x.shape}")
     rows = x if x.ndim == 2 else x.reshape(-1, weights.k)
     where = target_in_use(target)
-    variant = variant or choose_variant(rows.shape[0], x, weights, where)
+    variant = variant or choose_variant(rows.shape[0], x, weights, where, dtype)
+    dtype = result_dtype(x, dtype)
     form = "tensor" if where == "cuda" and "tensor" in forms(x, weights) else "plain"
     if variant == "few_rows" and where in (None, "native") and rows.shape[0] <= FEW and weights.w.ndim == 2:
         check_form(form, rows, weights)
-        y = few_rows_of(rows, weights)
+        y = few_rows_of(rows, weights, dtype)
     elif variant == "few_rows":
-        (y,) = FEW_ROWS[form](**few_rows_call(rows, weights, form), target=target)
+        (y,) = FEW_ROWS[form](**few_rows_call(rows, weights, form, dtype=dtype), target=target)
     elif variant == "many_rows":
-        (y,) = MANY_ROWS[form](**many_rows_call(rows, weights, form), target=target)
+        (y,) = MANY_ROWS[form](**many_rows_call(rows, weights, form, dtype=dtype), target=target)
     elif variant == "dequantize":
-        matrix = mx.dequantize(*weights.arrays, weights.group_size, weights.bits).astype(x.dtype)
-        y = rows @ matrix.T
+        matrix = mx.dequantize(*_as(dtype, weights), weights.group_size, weights.bits).astype(dtype)
+        y = rows.astype(dtype) @ matrix.T
     elif variant == "mlx":
         y = mx.quantized_matmul(
-            rows, *weights.arrays, transpose=True, group_size=weights.group_size, bits=weights.bits
-        ).astype(x.dtype)
+            rows.astype(dtype), *_as(dtype, weights), transpose=True, group_size=weights.group_size, bits=weights.bits
+        ).astype(dtype)
     else:
         raise ValueError(f"no variant {variant!r} of quantized_matmul; there are few_rows, many_rows, dequantize, mlx")
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], weights.n)
+
+
+def _as(dtype: mx.Dtype, weights: Packed) -> list[mx.array]:
+    """The weights' arrays, scales and biases as wide as a float32 result asks for."""
+    if dtype != mx.float32:
+        return weights.arrays
+    return [weights.w, weights.scales.astype(dtype), weights.biases.astype(dtype)]

@@ -37,13 +37,17 @@ def random_packed(
     return Packed.quantize(mx.random.normal(shape).astype(dtype), group, bits)
 
 
-def _few(form: str, m: int, n: int, k: int, bits: int, group: int, dtype: mx.Dtype, **options) -> Launch:
-    x = mx.random.normal((m, k)).astype(dtype)
+def _few(
+    form: str, m: int, n: int, k: int, bits: int, group: int, dtype: mx.Dtype, wide: bool = False, **options
+) -> Launch:
+    x, options = mx.random.normal((m, k)).astype(dtype), {**options, "dtype": mx.float32 if wide else None}
     return FEW_ROWS[form].launch(**few_rows_call(x, random_packed(n, k, dtype, bits, group), form, **options))
 
 
-def _many(form: str, m: int, n: int, k: int, bits: int, group: int, dtype: mx.Dtype, **options) -> Launch:
-    x = mx.random.normal((m, k)).astype(dtype)
+def _many(
+    form: str, m: int, n: int, k: int, bits: int, group: int, dtype: mx.Dtype, wide: bool = False, **options
+) -> Launch:
+    x, options = mx.random.normal((m, k)).astype(dtype), {**options, "dtype": mx.float32 if wide else None}
     return MANY_ROWS[form].launch(**many_rows_call(x, random_packed(n, k, dtype, bits, group), form, **options))
 
 
@@ -70,7 +74,10 @@ def _entry(kernels, form: str, make, sizes, summary: str, tolerance, benches) ->
     return Entry(
         kernels[form],
         cases=tuple(
-            Case(f"{m} x {k} by {n}, {bits} bits, groups of {group}", partial(make, m, n, k, bits, group, **options))
+            Case(
+                f"{m} x {k} by {n}, {bits} bits, groups of {group}" + ", as float32" * options.get("wide", False),
+                partial(make, m, n, k, bits, group, **options),
+            )
             for m, n, k, bits, group, options in sizes
         ),
         summary=summary,
@@ -84,11 +91,13 @@ _FEW_SIZES = (
     (1, 32, 512, 4, 64, {}),
     (3, 41, 96, 4, 32, {"simds": 2}),
     (8, 17, 256, 8, 128, {"parts": 2}),
+    (2, 19, 128, 4, 64, {"wide": True}),
 )
 _MANY_SIZES = (
     (32, 64, 128, 4, 64, {}),
     (9, 67, 96, 8, 32, {}),
     (70, 130, 128, 4, 128, {"tile": 64}),
+    (11, 72, 64, 8, 64, {"wide": True}),
 )
 _DECODE = ((1, 2048, 2048), (1, 12288, 2048), (1, 248320, 2048), (4, 12288, 2048))
 _PREFILL = ((512, 2048, 2048), (4096, 12288, 2048))

@@ -132,10 +132,12 @@ def few_rows_call(
     parts: int = 1,
     simds: int | None = None,
     unroll: int | None = None,
+    dtype: mx.Dtype | None = None,
 ) -> dict:
     """The arguments of `FEW_ROWS[form]` for x [M, K], M at most 8.
 
     Args:
+        dtype: of the products, x's or float32.
         parts: tiles of 16 columns a threadgroup computes. simds: simdgroups of a threadgroup (1, 2, 4, 8 or 16).
         unroll: steps of 64 bytes that each simdgroup has in flight (form "tensor").
 
@@ -156,7 +158,7 @@ def few_rows_call(
         "grid": (-(-weights.n // (16 * parts)) * 32 * simds, 1, 1),
         "threadgroup": (32 * simds, 1, 1),
         "output_shapes": [(m, weights.n)],
-        "output_dtypes": [x.dtype],
+        "output_dtypes": [result_dtype(x, dtype)],
     }
 
 
@@ -180,11 +182,18 @@ def tile_for(rows: int) -> int:
 
 
 def many_rows_call(
-    x: mx.array, weights: Packed, form: str = "plain", *, tile: int | None = None, stages: int | None = None
+    x: mx.array,
+    weights: Packed,
+    form: str = "plain",
+    *,
+    tile: int | None = None,
+    stages: int | None = None,
+    dtype: mx.Dtype | None = None,
 ) -> dict:
     """The arguments of `MANY_ROWS[form]` for x [M, K].
 
     Args:
+        dtype: of the products, x's or float32.
         tile: rows of a tile: 16, 32, 64, or 128 (form "tensor"). stages: batches of copies in flight (form "tensor").
 
     Raises:
@@ -198,8 +207,20 @@ def many_rows_call(
         "grid": (-(-weights.n // columns_of(form)) * 128, -(-m // tile), 1),
         "threadgroup": (128, 1, 1),
         "output_shapes": [(m, weights.n)],
-        "output_dtypes": [x.dtype],
+        "output_dtypes": [result_dtype(x, dtype)],
     }
+
+
+def result_dtype(x: mx.array, dtype: mx.Dtype | None) -> mx.Dtype:
+    """What a product of x is stored as: x's dtype, or float32, as its sums are.
+
+    Raises:
+        ValueError: another dtype.
+    """
+    dtype = x.dtype if dtype is None else dtype
+    if dtype not in (x.dtype, mx.float32):
+        raise ValueError(f"products of {x.dtype} are stored as {x.dtype} or float32, not {dtype}")
+    return dtype
 
 
 def check_tile(form: str, tile: int) -> int:

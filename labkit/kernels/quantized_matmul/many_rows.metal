@@ -17,7 +17,7 @@ tile.run(memory, sources, weights, rows, lane, simdgroup);
 for (int i = 0; i < Tile::ROWS; i++) {
   uint row = tile.row(i);
   if (row < rows) {
-    device T* to = y + size_t(start + row) * N;
+    auto to = y + size_t(start + row) * N;
 #pragma unroll
     for (int j = 0; j < Tile::RUNS; j++) {
       float values[Tile::RUN];

@@ -26,11 +26,11 @@ PARALLEL_FROM = 30_000_000
 
 def few_rows(launch: Launch) -> list[mx.array]:
     """x W^T for a few rows, weights read once, where they are."""
-    return [few_rows_of(launch.inputs[0], packed_of(launch, 1))]
+    return [few_rows_of(launch.inputs[0], packed_of(launch, 1), launch.output_dtypes[0])]
 
 
-def few_rows_of(x: mx.array, packed: Packed) -> mx.array:
-    """`few_rows` of x [M, K] without a launch, whose making takes a third of one row's product; in x's dtype."""
+def few_rows_of(x: mx.array, packed: Packed, dtype: mx.Dtype) -> mx.array:
+    """`few_rows` of x [M, K] without a launch, whose making takes a third of one row's product; in `dtype`."""
     from labkit.kernels.quantized_matmul.packed_loops import rows_by_packed
 
     rows, arrays = _host(x), _bytes(packed)
@@ -39,7 +39,7 @@ def few_rows_of(x: mx.array, packed: Packed) -> mx.array:
     sizes = rows.shape[0], packed.bits, packed.k, packed.group_size
     _share(partial(rows_by_packed.call, *addresses, *sizes, y.ctypes.data, packed.n), rows.shape[0], packed)
     result = mx.array(y)
-    return result if x.dtype == mx.float32 else result.astype(x.dtype)
+    return result if dtype == mx.float32 else result.astype(dtype)
 
 
 def many_rows(launch: Launch) -> list[mx.array]:

@@ -67,9 +67,7 @@ class Experts:
                 group_size=router.group_size, bits=router.bits,
             )  # fmt: skip
         hidden, x = residual_rms_norm(update, hidden, self.norm, self.config.eps)
-        logits = plan.product(x, self.weights.router)
-        # The choice for more rows than a few takes scores of any float type.
-        return hidden, x, logits if by_product and self.shared is None else logits.astype(mx.float32)
+        return hidden, x, plan.product(x, self.weights.router, mx.float32)
 
     def _products(self, x: mx.array, logits: mx.array, step: Step) -> mx.array:
         """The chosen experts' part of x [T, D], by scores [T, E + 1]."""

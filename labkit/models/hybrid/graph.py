@@ -86,4 +86,5 @@ class Graph:
         if logits is None:
             return Output(None, states)
         chosen = select_columns(states, logits, lengths) if hidden else states
-        return Output(step.plan.product(chosen, self.weights.head), states if hidden else None)
+        # As float32: 16 bits know a logit between 16 and 32 to an eighth only, which flips tokens.
+        return Output(step.plan.product(chosen, self.weights.head, mx.float32), states if hidden else None)

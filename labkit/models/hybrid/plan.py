@@ -56,9 +56,12 @@ class Plan:
         """Whether few rows keep to labkit's launches, also where MLX's are the cheaper ones."""
         return self.kernels and self.variants.decode_rows == "own"
 
-    def product(self, x: mx.array, matrix: Matrix) -> mx.array:
-        """x [..., K] times the transposed matrix -> [..., N]."""
-        outputs = [self._one(x, part) for part in matrix.parts]
+    def product(self, x: mx.array, matrix: Matrix, dtype: mx.Dtype | None = None) -> mx.array:
+        """x [..., K] times the transposed matrix -> [..., N], in `dtype` (x's by default, or float32).
+
+        As float32, products with packed weights keep the sums as they are; MLX's with plain floats have x's precision.
+        """
+        outputs = [self._one(x, part, dtype or x.dtype) for part in matrix.parts]
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=-1)
 
     def norm_product(
@@ -84,14 +87,14 @@ class Plan:
         chosen = self._variant(rows, packed) or choose_variant(rows, x, packed, self.target)
         return chosen == "few_rows"
 
-    def _one(self, x: mx.array, part: Weights) -> mx.array:
+    def _one(self, x: mx.array, part: Weights, dtype: mx.Dtype) -> mx.array:
         if not isinstance(part, Packed):
             if self.invariant and self.kernels:
                 raise NotSpecialised("the invariant mode needs packed weights: MLX's products of floats vary with rows")
-            return x @ part.T
+            return (x @ part.T).astype(dtype)
         if self.invariant:
-            return self._invariant(x, part)
-        return quantized_matmul(x, part, variant=self._variant(x.size // part.k, part))
+            return self._invariant(x, part, dtype)
+        return quantized_matmul(x, part, variant=self._variant(x.size // part.k, part), dtype=dtype)
 
     def _variant(self, rows: int, part: Packed) -> str | None:
         if not self.kernels or not part.fits_kernels:
@@ -102,13 +105,13 @@ class Plan:
             return "many_rows"
         return {"auto": None, "in_tile": "many_rows", "before": "dequantize"}[self.variants.dequantise]
 
-    def _invariant(self, x: mx.array, part: Packed) -> mx.array:
+    def _invariant(self, x: mx.array, part: Packed, dtype: mx.Dtype) -> mx.array:
         """One kernel with one tile, whose rows do not know of each other. MLX's product on a CPU goes row by row."""
         if not self.kernels:
-            return quantized_matmul(x, part, variant="mlx")
+            return quantized_matmul(x, part, variant="mlx", dtype=dtype)
         form = "tensor" if self.target == "cuda" and "tensor" in forms(x, part) else "plain"
         rows = x.reshape(-1, part.k)
-        (y,) = MANY_ROWS[form](**many_rows_call(rows, part, form, tile=INVARIANT_TILE))
+        (y,) = MANY_ROWS[form](**many_rows_call(rows, part, form, tile=INVARIANT_TILE, dtype=dtype))
         return y.reshape(*x.shape[:-1], part.n)
 
 
