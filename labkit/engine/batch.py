@@ -159,10 +159,11 @@ class DecodingBatch:
             replay.discard()
 
     def come_back(self) -> None:
-        """If the rows are replayed: let their caches and the pending token be what the last step left."""
-        replay, self._replay = self._replay, None
-        if replay is not None:
-            self.pending = replay.close() or self.pending
+        """If the rows are replayed: let their caches and the pending token be what the last step left. Where that
+        fails, it does for good: nobody decodes from stale caches."""
+        if self._replay is not None:
+            self.pending = self._replay.close() or self.pending
+            self._replay = None
 
     # -- one step ------------------------------------------------------------------------------------------------------
 

@@ -103,9 +103,15 @@ class Executor:
         self.prefill.drop(session)
         self._operations.append(("park", session.id))
 
-    def pause(self, session: Session) -> DecodingBatch | None:
-        """Take a decoding row out, with serial caches and its one pending token; None if it does not decode."""
-        row = self.lanes.leave(session)
+    def pause(self, session: Session, events: Events) -> DecodingBatch | None:
+        """Take a decoding row out, with serial caches and its one pending token; None if it does not decode. Where that
+        fails, the rows that it decoded with end with it, which is appended to `events`."""
+        together = [batch.sessions for batch in self.lanes.batches() if session in batch.sessions]
+        try:
+            row = self.lanes.leave(session)
+        except Exception as error:
+            self._fail([row for rows in together for row in rows if not row.finished], error, events)
+            return None
         if row is not None:
             self._operations.append(("pause", session.id))
         return row

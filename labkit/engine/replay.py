@@ -53,13 +53,13 @@ class Started:
     """One replayed step."""
 
     def __init__(self, recording: Recording, begun: Any):
-        self._recording, self._begun = recording, begun
-        self._values: list[np.ndarray] | None = None
+        self._read: Callable[[], list[np.ndarray]] | None = lambda: recording.read(begun)
+        self._values: list[np.ndarray] = []
 
     def values(self) -> list[np.ndarray]:
         """Wait for it: the rows' tokens and their log-probabilities, as bytes."""
-        if self._values is None:
-            self._values, self._begun = self._recording.read(self._begun), None
+        if self._read is not None:
+            self._values, self._read = self._read(), None  # which holds the recording no longer
         return self._values
 
     def choice(self, rows: int) -> Choice:
@@ -75,7 +75,7 @@ class Replay:
 
     Attributes:
         left: steps until it must be closed.
-        closed: whether it was.
+        closed: whether it was, or has failed at that: the rows are lost then, since others may be in the recording.
     """
 
     def __init__(self, recording: Recording, keep: Callable[[list[mx.array], int], None], room: int, rows: int):
@@ -86,7 +86,12 @@ class Replay:
         self.left, self.closed = room, False
 
     def launch(self) -> Choice:
-        """Begin one step; nothing is waited for but the step before the last one."""
+        """Begin one step; nothing is waited for but the step before the last one.
+
+        Raises:
+            RuntimeError: it was closed.
+        """
+        self._check_open()
         if self._before is not None:
             self._before.values()  # its copies are about to be written anew
         self._before, self._last = self._last, Started(self._recording, self._recording.replay())
@@ -94,7 +99,12 @@ class Replay:
         return self._last.choice(self._rows)
 
     def close(self) -> Choice | None:
-        """Let the caches take what the last step left. Returns its token as arrays, or None if no step was taken."""
+        """Let the caches take what the last step left. Returns its token as arrays, or None if no step was taken.
+
+        Raises:
+            RuntimeError: it was closed.
+        """
+        self._check_open()
         self._wait()
         carried = self._recording.carried()
         self._keep(carried[COUNTERS + 1 :], self._taken)
@@ -105,8 +115,13 @@ class Replay:
 
     def discard(self) -> None:
         """Wait for the steps that were begun, so that their tokens can still be read; the rows' caches are given up."""
-        with contextlib.suppress(Exception):  # whoever reads its tokens is told why a step has failed
-            self._wait()
+        if not self.closed:
+            with contextlib.suppress(Exception):  # whoever reads its tokens is told why a step has failed
+                self._wait()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("the machine failed while these rows were replayed: what their caches hold is older")
 
     def _wait(self) -> None:
         self.closed = True

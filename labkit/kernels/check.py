@@ -6,8 +6,9 @@
 4. Two schedules give the same bits.
 5. Traffic stays within the stored budget.
 6. The plain build gives the bits of the checked one.
-7. Where NVIDIA's run-time compiler is installed, it compiles the CUDA text. No GPU is needed.
-8. Where there is a GPU, it agrees with the reference too.
+7. Where it may rewrite an input in place, check mode is clean and the bits are the same when it does.
+8. Where NVIDIA's run-time compiler is installed, it compiles the CUDA text. No GPU is needed.
+9. Where there is a GPU, it agrees with the reference too.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def check_on_cpu(entry: Entry, dtype: mx.Dtype, seed: int, *, plain: bool = True
         gates.run("schedules", lambda: _schedules(entry, finished, runs))
         if plain:
             gates.run("plain build", lambda: _plain_build(entry, finished[:1], runs))
+        if entry.kernel.in_place:
+            gates.run("in place", lambda: _in_place(entry, finished, runs))
     gates.run("traffic budget", lambda: _traffic(entry, dtype, runs))
     return gates.results
 
@@ -219,6 +222,18 @@ def _plain_build(entry: Entry, launches: list[tuple[Case, Launch]], runs: dict) 
         plain = simulator.run(entry.kernel.text, launch, resident=entry.resident)
         yield from (f"{case.label}: {fault}" for fault in plain.faults)
         yield from _different_bits(entry, f"{case.label}: plain build", runs[case.label].outputs, plain.outputs)
+
+
+def _in_place(entry: Entry, launches: list[tuple[Case, Launch]], runs: dict) -> Iterator[str]:
+    tried = 0
+    for case, launch in launches:
+        if pairs := entry.kernel.rewritten(launch):
+            tried += 1
+            shared = simulator.run(entry.kernel.text, launch, check=True, resident=entry.resident, in_place=pairs)
+            yield from (f"{case.label}, in place: {fault}" for fault in shared.faults)
+            yield from _different_bits(entry, f"{case.label}: in place", runs[case.label].outputs, shared.outputs)
+    if not tried:
+        yield "no case has an input of the shape of the output that may be the same memory"
 
 
 def _different_bits(entry: Entry, what: str, one: list[mx.array], other: list[mx.array]) -> Iterator[str]:

@@ -15,4 +15,10 @@ So every kernel and cache here follows one rule:
 3. A kernel that reads such a buffer takes buffer and tail side by side, and gets lengths on the device, so that its
    shape does not change from step to step.
 4. Nobody but the owner keeps a reference to the tail: then the back ends that can, write it in place.
+
+A recorded step (`labkit.kernels.recording`) is outside of MLX and knows the order of its launches. There what a step
+carries on is written where it was read, in one array instead of two, if no launch reads it behind the one that writes
+it, and that one says that it may (`Kernel.in_place`: each thread reads what it rewrites before it does, and nobody else
+reads that). The claim is a gate: check mode runs such a kernel with input and output in one memory, where a read of
+what another thread writes is a race, and the bits must be those of two memories. MLX's own launches never do it.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,12 @@ class Kernel:
         native: the same as a Python or numba function, for machines whose device is the CPU.
         cuda: a hand-written CUDA text under the same contract, where the translated one is not good enough.
         resident: all threadgroups must live at once, since they wait for each other (`labkit.kernels.resident`).
+        in_place: inputs that may be the very memory of an output, by the output's name: each thread reads what it
+            rewrites before it does, and nobody else reads that (`labkit.kernels.in_place`).
 
     Raises:
-        ValueError: a name that cannot be a function's, or names that occur twice.
+        ValueError: a name that cannot be a function's, names that occur twice, or an `in_place` that names no buffers,
+            or comes with a CUDA text of its own, which no check has seen.
     """
 
     def __init__(
@@ -64,12 +67,16 @@ class Kernel:
         native: Implementation | None = None,
         cuda: CudaOverride | None = None,
         resident: bool = False,
+        in_place: Mapping[str, str] | None = None,
     ):
         if not name.isidentifier():
             raise ValueError(f"a kernel's name is an identifier, not {name!r}")
         names = [*input_names, *output_names]
         if twice := {n for n in names if names.count(n) > 1}:
             raise ValueError(f"kernel {name}: buffer names occur twice: {sorted(twice)}")
+        in_place = dict(in_place or {})
+        if set(in_place) - set(input_names) or set(in_place.values()) - set(output_names) or (in_place and cuda):
+            raise ValueError(f"kernel {name}: in_place {in_place} is for inputs and outputs of a Metal text alone")
         emitted = header.used_by(source) if isinstance(header, Header) else header
         self.text = MetalText(
             name, tuple(input_names), tuple(output_names), source, emitted, ensure_row_contiguous, atomic_outputs
@@ -79,6 +86,7 @@ class Kernel:
         self.native = native
         self.cuda = cuda
         self.resident = resident
+        self.in_place = in_place
         self.device_kernels: dict[Any, Any] = {}  # what the metal and cuda targets built, by what shapes the text
         self.device_launches: dict[Any, Any] = {}  # what they prepared for launches of one form
 
@@ -144,6 +152,13 @@ class Kernel:
     def launch(self, **call) -> Launch:
         """The checked arguments of a call, without running it."""
         return make_launch(self.text, **call)
+
+    def rewritten(self, launch: Launch) -> dict[str, str]:
+        """The pairs of `in_place` that have one shape and dtype in this launch."""
+        inputs = {n: (a.shape, a.dtype) for n, a in zip(self.text.input_names, launch.inputs, strict=True)}
+        forms = zip(launch.output_shapes, launch.output_dtypes, strict=True)
+        outputs = dict(zip(self.text.output_names, forms, strict=True))
+        return {old: new for old, new in self.in_place.items() if inputs[old] == outputs[new]}
 
     def __repr__(self) -> str:
         return f"Kernel({self.name}: {', '.join(self.text.input_names)} -> {', '.join(self.text.output_names)})"

@@ -367,7 +367,7 @@ def test_a_row_taken_out_and_put_back(small, roomy, beside):
     kept = []
 
     def out(engine: Any) -> None:
-        kept.append(engine._executor.pause(engine._register.live["a"]))
+        kept.append(engine._executor.pause(engine._register.live["a"], []))
 
     def back(engine: Any) -> None:
         engine._executor.resume(kept.pop())
@@ -512,7 +512,7 @@ def test_a_machine_that_fails_while_recording_costs_no_row(small, roomy, without
     [
         ("launch", 5, False),
         ("read", 4, True),
-        ("copies", 4, False),
+        ("copies", 2, False),
         *(pytest.param(*one, marks=pytest.mark.nightly) for one in (("launch", 5, True), ("read", 4, False))),
     ],
 )

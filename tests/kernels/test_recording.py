@@ -171,8 +171,28 @@ def test_empty_arrays():
     assert made.carried()[1].shape == (0, 3)
 
 
-def test_bytes_are_those_of_all_that_it_wrote_and_of_one_set_more(recording):
-    assert recording.nbytes == 16 * (3 + 2)  # three launches' outputs, the first set
+def test_bytes_are_those_of_all_that_it_wrote(recording):
+    assert recording.nbytes == 16 * 3, "three launches' outputs: what is carried is among them"
+    assert recording._sets[0] == recording._sets[1], "and is written where it is read"
+
+
+def test_what_is_read_too_late_to_be_written_in_place_has_two_sets():
+    """The one by a launch behind the one that writes it, the other by that one, as it may not."""
+
+    def late(arrays, others):
+        first = count_on(arrays[0], ONE)
+        return [first, launched(MIRRORED, arrays[1]), count_on(arrays[2], arrays[0])]
+
+    start = lambda: [ints(1, 2, 3, 4), ints(5, 6, 7, 8), ints(9, 10, 11, 12)]
+    made = record(late, start(), [], MACHINE)
+    assert [one is other for one, other in zip(*made._sets, strict=True)] == [False, False, True]
+    assert made.nbytes == 16 * (3 + 2)
+    made.open(start(), [])
+    wanted = start()
+    for _ in range(3):
+        made.replay()
+        wanted = late(wanted, [])
+    assert values(made.carried()) == values(wanted)
 
 
 def test_what_is_given_is_held_only_while_it_is_open():
@@ -198,6 +218,21 @@ def test_what_is_given_is_held_only_while_it_is_open():
     assert values(made.carried()) == [[1], [2, 3]]
     made.close()
     assert held - mx.get_active_memory() >= 8 << 20
+
+
+def test_making_one_needs_one_set_besides_its_own():
+    """And what it was noted with goes."""
+    size, arrays = 8 << 20, [mx.zeros((1 << 20,), mx.int64).view(mx.int32)]
+    by = mx.ones((1 << 21,), mx.int32)
+    mx.eval(arrays, by)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    made = record(lambda c, g: [count_on(c[0], g[0])], arrays, [by], MACHINE)
+    # Two sets; and on the host, what a launch reads and what it writes lie outside of the recording's memory.
+    assert mx.get_peak_memory() - before < (2 + 3.2) * size
+    gc.collect()
+    assert made.nbytes == size
+    assert mx.get_active_memory() - before < 1.1 * size
 
 
 # -- what cannot be recorded -------------------------------------------------------------------------------------------
@@ -263,6 +298,37 @@ def test_a_carried_array_that_changes(change):
     refused(lambda c, g: [change(step(c, g)[0]), step(c, g)[1]], "changes its shape or dtype")
 
 
+def test_arrays_that_share_memory():
+    """At the next opening they may not, and one of them would be read for the other."""
+    both, parts = ints(5, 6, 7, 8), ints(*range(6))
+    for others in ([both, both], [parts[:4], parts[2:]], [parts[1:5], parts[2:6]]):
+        mx.eval(others)
+        with pytest.raises(NotRecordable, match="arrays given 0 and given 1 share memory"):
+            record(step, carried(), others, MACHINE)
+    arrays = carried()
+    with pytest.raises(NotRecordable, match="arrays before 0 and given 1 share memory"):
+        record(step, arrays, [both, arrays[0]], MACHINE)
+    record(step, carried(), [parts[:4], ints(1, 2, 3, 4)], MACHINE)
+
+
+def test_each_graph_is_compared():
+    class Crooked(Witness):
+        """Its second graph writes elsewhere."""
+
+        def build(self, prepared, resolve):
+            built = super().build(prepared, resolve)
+            if self.calls["build"] == 2:
+                node, inputs, _ = built[-1]
+                built[-1] = (node, inputs, super().addresses([LOST]))
+            return built
+
+    with pytest.raises(NotRecordable, match=r"carried arrays \[1\] differ when they are replayed"):
+        record(step, carried(), given(), Crooked())
+
+
+LOST = ints(0, 0, 0, 0)
+
+
 def test_launches_that_differ_from_call_to_call():
     calls = []
 
@@ -274,6 +340,13 @@ def test_launches_that_differ_from_call_to_call():
     refused(other, "two calls made different launches")
 
 
+MIRRORED = Kernel(
+    "mirrored",
+    ["x"],
+    ["y"],
+    "uint i = thread_position_in_grid.x; if (i < 4) y[i] = x[3 - i];",
+    reference=lambda launch: [launch.inputs[0][mx.array([3, 2, 1, 0])]],
+)
 SCALED = Kernel(
     "scaled_by",
     ["x", "factor"],
@@ -408,6 +481,67 @@ def test_what_did_not_move_is_not_touched():
         made.open(carried(), inputs)
         assert machine.calls == {"wait": 2, "addresses": 2, **moves}
         assert machine.copied == [16, 16]
+
+
+class Halfway(Witness):
+    """Fails when it is asked for something the second time since it was told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.failing = ""
+
+    def build(self, prepared, resolve):
+        return self._maybe("build", super().build, prepared, resolve)
+
+    def move(self, built, resolve):
+        self._maybe("move", super().move, built, resolve)
+
+    def wait(self):
+        self._maybe("wait", super().wait)
+
+    def _maybe(self, name, call, *arguments):
+        if self.failing == name and self.calls[name]:
+            raise KeyboardInterrupt
+        return call(*arguments)
+
+
+def test_a_graph_whose_twin_cannot_be_built_goes():
+    machine = Halfway()
+    machine.failing = "build"
+    with pytest.raises(KeyboardInterrupt):
+        record(step, carried(), given(), machine)
+    gc.collect()
+    assert len(machine.released) == 1
+
+
+def test_graphs_that_were_moved_halfway_are_moved_at_the_next_opening():
+    machine = Halfway()
+    made = record(step, carried(), given(), machine)
+    machine.calls.clear()
+    machine.failing, others = "move", given(3, 4)
+    with pytest.raises(KeyboardInterrupt):
+        made.open(carried(), others)
+    machine.failing = ""
+    made.open(carried(), others)
+    for _ in range(2):
+        made.replay()
+    assert values(made.carried()) == directly(2, carried(), others)
+
+
+def test_what_was_given_goes_even_where_the_machine_fails():
+    class Failing(Witness):
+        def wait(self):
+            if self.calls["fail"]:
+                raise RuntimeError("gone")
+
+    machine, others = Failing(), given()
+    made = record(step, carried(), others, machine)
+    made.open(carried(), others)
+    machine.calls["fail"] = 1
+    with pytest.raises(RuntimeError, match="gone"):
+        made.close()
+    assert not made._given
+    assert made.failed == "RuntimeError: gone"
 
 
 def test_it_lets_go_of_both_graphs_once_when_it_goes():
@@ -629,6 +763,36 @@ def test_replays_launch_by_turns_and_reads_wait_for_their_own_event(driver):
     assert not driver._hosts, "memory for reads is freed"
     end = [name for name, *_ in driver.calls]
     assert end.index("cuStreamSynchronize") < end.index("cuGraphExecDestroy")
+
+
+@pytest.mark.parametrize("failing", ["cuGraphAddKernelNode", "cuGraphInstantiate", "cuGraphUpload", "cuEventCreate"])
+def test_graphs_that_could_not_be_built_leave_nothing(driver, failing):
+    class Second(Graphs):
+        def build(self, calls, resolve):
+            driver.failing = failing if driver.of("cuGraphCreate") else ""
+            return super().build(calls, resolve)
+
+    known = record(with_large, [ints(1, 2, 3, 4), ints(5, 6, 7, 8)], given(), MACHINE)
+    with pytest.raises(RuntimeError, match=failing):
+        Recording(Second(), known._program, known._sets, given(), [])
+    gc.collect()
+    names = Counter(name for name, *_ in driver.calls)
+    assert names["cuGraphCreate"] == names["cuGraphDestroy"] == 2
+    assert names["cuGraphInstantiate"] == names["cuGraphExecDestroy"]
+    assert names["cuEventCreate"] == names["cuEventDestroy"]
+
+
+def test_a_device_that_has_failed_is_let_go_of_in_silence(driver, recwarn):
+    made, start, others = as_graphs(driver)
+    made.open(start, others)
+    made.replay()
+    driver.failing = "cuStreamSynchronize"
+    del made
+    gc.collect()
+    names = Counter(name for name, *_ in driver.calls)
+    assert names["cuGraphExecDestroy"] == names["cuGraphDestroy"] == names["cuEventDestroy"] == 2
+    assert not driver._hosts
+    assert not recwarn
 
 
 def test_errors_of_the_driver_name_its_function(driver):

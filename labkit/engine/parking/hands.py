@@ -134,7 +134,11 @@ class EngineHands:
 
     def pause(self, id: str) -> Literal["stored", "failed", "finished"]:
         begin, session = time.perf_counter(), self._sessions[id]
-        row = self._executor.pause(session)
+        events: list[tuple[Session, Event]] = []
+        row = self._executor.pause(session, events)
+        self._tell(events)
+        if session.finished:
+            return "finished"
         if session.unread:
             (token,) = read(row.pending)
             self._tell([(session, event) for event in session.take(token)])

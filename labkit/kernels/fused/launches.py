@@ -37,6 +37,7 @@ APPEND_HEADS = Kernel.from_file(
     ["q", "tail_keys_out", "tail_values_out"],
     header=HEADS,
     reference=reference.append_heads,
+    in_place={"tail_keys": "tail_keys_out", "tail_values": "tail_values_out"},
 )
 OUTPUT_GATE = Kernel.from_file(
     _HERE / "output_gate.metal",

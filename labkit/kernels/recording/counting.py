@@ -22,6 +22,7 @@ uint i = thread_position_in_grid.x;
 if (i < uint(N)) counted[i] = counters[i] + by[i];
 """,
     reference=_reference,
+    in_place={"counters": "counted"},
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import threading
@@ -69,13 +70,17 @@ class Call(NamedTuple):
 
 @dataclass
 class Graph:
-    """A graph that can be launched, each call with its node, and the host's memory for its copies by their number."""
+    """A graph that can be launched, each call with its node, and the host's memory for its copies by their number.
+
+    Attributes:
+        held: lets go of all of it.
+    """
 
     executable: Any
-    graph: Any
     nodes: list[tuple[Call, Any]]
     event: Any
     pinned: dict[int, tuple[int, np.ndarray]]
+    held: contextlib.ExitStack
 
 
 class Begun(NamedTuple):
@@ -164,15 +169,19 @@ class CudaGraphs:
         """All launches in a chain."""
         self._enter()
         driver = self._d
-        graph = _call(driver.cuGraphCreate, 0)
-        nodes: list[Any] = []
-        for call in calls:
-            behind, parameters = nodes[-1:], self._parameters(call, resolve)
-            nodes.append(_call(driver.cuGraphAddKernelNode, graph, behind, len(behind), parameters))
-        executable = _call(driver.cuGraphInstantiate, graph, 0)
-        _call(driver.cuGraphUpload, executable, self._stream)
-        event = _call(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
-        return Graph(executable, graph, list(zip(calls, nodes, strict=True)), event, {})
+        with contextlib.ExitStack() as held:  # whatever fails, what is there by then goes
+            graph = _call(driver.cuGraphCreate, 0)
+            held.callback(_call, driver.cuGraphDestroy, graph)
+            nodes: list[Any] = []
+            for call in calls:
+                behind, parameters = nodes[-1:], self._parameters(call, resolve)
+                nodes.append(_call(driver.cuGraphAddKernelNode, graph, behind, len(behind), parameters))
+            executable = _call(driver.cuGraphInstantiate, graph, 0)
+            held.callback(_call, driver.cuGraphExecDestroy, executable)
+            _call(driver.cuGraphUpload, executable, self._stream)
+            event = _call(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+            held.callback(_call, driver.cuEventDestroy, event)
+            return Graph(executable, list(zip(calls, nodes, strict=True)), event, {}, held.pop_all())
 
     def move(self, built: Graph, resolve: Resolve) -> None:
         """Change the addresses of what is given."""
@@ -184,13 +193,8 @@ class CudaGraphs:
     def release(self, built: Graph) -> None:
         """Wait for it, and let it go."""
         self._enter()
-        driver = self._d
-        _call(driver.cuStreamSynchronize, self._stream)
-        _call(driver.cuGraphExecDestroy, built.executable)
-        _call(driver.cuGraphDestroy, built.graph)
-        _call(driver.cuEventDestroy, built.event)
-        for address, _ in built.pinned.values():
-            _call(driver.cuMemFreeHost, address)
+        with built.held:
+            _call(self._d.cuStreamSynchronize, self._stream)
         built.pinned.clear()
 
     def launch(self, built: Graph, reads: Sequence[tuple[int, int]]) -> Begun:
@@ -201,6 +205,7 @@ class CudaGraphs:
         for index, (address, size) in enumerate(reads):
             if index not in built.pinned:
                 built.pinned[index] = self._pinned(size)
+                built.held.callback(_call, driver.cuMemFreeHost, built.pinned[index][0])
             _call(driver.cuMemcpyDtoHAsync, built.pinned[index][0], address, size, self._stream)
         _call(driver.cuEventRecord, built.event, self._stream)
         return Begun(built, len(reads))

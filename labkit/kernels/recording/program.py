@@ -44,8 +44,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """A launch, and where its inputs and outputs lie. In place of what is given stand arrays of its shape and dtype
-    that nobody ever evaluates: the first ones may go."""
+    """A launch, and where its inputs and outputs lie. In place of what is given or carried in stand arrays of its shape
+    and dtype that nobody ever evaluates: the first ones may go."""
 
     kernel: Kernel
     launch: Launch
@@ -57,6 +57,12 @@ class Node:
         """Whether an address of it changes when a recording is opened anew."""
         return any(place.kind == "given" for place in self.inputs)
 
+    def rewrites(self, number: int) -> bool:
+        """Whether input `number` is the whole of what the launch leaves in its stead, and may be the same memory."""
+        text, before = self.kernel.text, self.inputs[number]
+        new = self.kernel.rewritten(self.launch).get(text.input_names[number])
+        return new is not None and self.outputs[text.output_names.index(new)] == before._replace(kind="after")
+
 
 @dataclass(frozen=True)
 class Program:
@@ -65,13 +71,15 @@ class Program:
     Attributes:
         made: what the launches wrote; they write it again at each call.
         fixed: arrays that are always there, by their addresses.
-        read: what the launches were noted with, but for what is given. All of it lives as long as the program.
+        read: those of them that the launches were noted with. All of it lives as long as the program.
+        rewritten: numbers of carried arrays that may be written where they are read.
     """
 
     nodes: tuple[Node, ...]
     made: tuple[mx.array, ...]
     fixed: dict[int, mx.array]
     read: tuple[mx.array, ...]
+    rewritten: frozenset[int]
 
 
 class _Regions:
@@ -118,8 +126,8 @@ def as_program(
         addresses: where arrays lie.
 
     Raises:
-        NotRecordable: an input that is none of these and that no launch made, or something carried on that is not a
-            launch's whole output.
+        NotRecordable: an input that is none of these and that no launch made, something carried on that is not a
+            launch's whole output, or arrays that share memory, which others may not.
     """
     if [(array.dtype, array.shape) for array in before] != [(array.dtype, array.shape) for array in after]:
         raise NotRecordable("what is carried on changes its shape or dtype from call to call")
@@ -153,13 +161,26 @@ def as_program(
             for address, array in zip(itertools.islice(written, len(launch.outputs)), launch.outputs, strict=True)
         ]
         kept = [
-            mx.zeros(array.shape, array.dtype) if place.kind == "given" else array
+            array if place.kind == "fixed" else mx.zeros(array.shape, array.dtype)
             for array, place in zip(launch.launch.inputs, places, strict=True)
         ]
-        read += [array for array, place in zip(kept, places, strict=True) if place.kind != "given"]
+        read += [array for array, place in zip(kept, places, strict=True) if place.kind == "fixed"]
         nodes.append(Node(launch.kernel, replace(launch.launch, inputs=tuple(kept)), tuple(places), tuple(outputs)))
     made = tuple(array for launch in noted for array in launch.outputs)
-    return Program(tuple(nodes), made, fixed, tuple(read))
+    return Program(tuple(nodes), made, fixed, tuple(read), _rewritten(nodes))
+
+
+def _rewritten(nodes: Sequence[Node]) -> frozenset[int]:
+    """Carried arrays that no launch reads behind the one that writes them, nor that one, but as it may."""
+    writer = {place.index: at for at, node in enumerate(nodes) for place in node.outputs if place.kind == "after"}
+    read_late = {
+        place.index
+        for at, node in enumerate(nodes)
+        for number, place in enumerate(node.inputs)
+        if place.kind == "before" and place.index in writer
+        and (at > writer[place.index] or (at == writer[place.index] and not node.rewrites(number)))
+    }  # fmt: skip
+    return frozenset(writer) - read_late
 
 
 def _what(noted: Noted) -> tuple:
@@ -190,10 +211,14 @@ def _regions(
     given: Sequence[mx.array],
     addresses: Addresses,
 ) -> _Regions:
-    regions = _Regions()
+    regions, found = _Regions(), []
     for kind, arrays in (("before", before), ("given", given)):
         for index, (address, array) in enumerate(zip(addresses(arrays), arrays, strict=True)):
             regions.add(address, array.nbytes, Place(kind, index, 0))
+            found += [(address, address + array.nbytes, f"{kind} {index}")] if array.size else []
+    for (_, end, one), (start, _, other) in itertools.pairwise(sorted(found)):
+        if start < end:
+            raise NotRecordable(f"arrays {one} and {other} share memory, which at the next opening they may not")
     left: dict[int, int] = {}
     for index, (address, array) in enumerate(zip(addresses(after), after, strict=True)):
         if not array.size:

@@ -25,14 +25,14 @@ class Moved(Exception):
 
 class Recording:
     """Two graphs of one program. One reads the first set of carried arrays and writes the second, the other the other
-    way round.
+    way round. What may be written where it is read is the same array in both sets.
 
     Open it, replay it as often as wanted, and take `carried` out: between `open` and the next one nobody else may write
     what is given, and what is carried lies in the recording's own memory.
 
     Attributes:
         nbytes: of the arrays that are its own.
-        failed: why the machine could not go on with it, if that has happened; "".
+        failed: why the machine could not go on with it, if that has happened; "". It is of no use then.
     """
 
     def __init__(
@@ -47,28 +47,34 @@ class Recording:
         self._sets = sets
         self._addresses = [machine.addresses(arrays) for arrays in sets]
         self._given, self._forms = list(given), [_form(array) for array in [*sets[0], *given]]
-        self._where = machine.addresses(given)
+        self._where: list[int] | None = machine.addresses(given)
         self._side = 0
-        prepared = machine.prepare(program)
-        self._graphs = [machine.build(prepared, self._resolve(side)) for side in (0, 1)]
+        self._graphs: list[Any] = []
         # They may be at work when the last reference goes: waited for before the arrays go.
         self._last = weakref.finalize(self, _release, machine, self._graphs)
+        prepared = machine.prepare(program)
+        for side in (0, 1):
+            self._graphs.append(machine.build(prepared, self._resolve(side, self._where)))
         self.failed = ""
-        self.nbytes = sum(array.nbytes for array in [*program.made, *sets[0]])
+        twice = (array for index, array in enumerate(sets[0]) if index not in program.rewritten)
+        self.nbytes = sum(array.nbytes for array in [*program.made, *twice])
 
-    def _resolve(self, side: int) -> Callable[[Place], int]:
+    def _resolve(self, side: int, given: Sequence[int]) -> Callable[[Place], int]:
         def address(place: Place) -> int:
             if place.kind == "fixed":
                 return place.offset
             if place.kind == "given":
-                return self._where[place.index] + place.offset
+                return given[place.index] + place.offset
             of = side if place.kind == "before" else 1 - side
             return self._addresses[of][place.index] + place.offset
 
         return address
 
-    def open(self, carried: Sequence[mx.array], given: Sequence[mx.array]) -> list[mx.array]:
+    def open(self, carried: Sequence[mx.array], given: Sequence[mx.array], *, side: int = 0) -> list[mx.array]:
         """Take over the values of evaluated arrays, in shapes and dtypes as recorded.
+
+        Args:
+            side: which of the two graphs is the first.
 
         Returns:
             The recording's own arrays that hold `carried` now, and stale values as soon as it is replayed.
@@ -84,22 +90,33 @@ class Recording:
         fixed = self._program.fixed
         if self._machine.addresses(list(fixed.values())) != list(fixed):
             raise Moved("weights lie elsewhere than when they were recorded: MLX moves what the host reads")
-        self._side = 0
+        self._side = side
         where = self._machine.addresses([*carried, *given])
-        mine, theirs = self._addresses[0], where[: len(carried)]
+        mine, (theirs, there) = self._addresses[side], (where[: len(carried)], where[len(carried) :])
         self._machine.copy([(to, at, a.nbytes) for to, at, a in zip(mine, theirs, carried, strict=True) if to != at])
         self._given = list(given)
-        if self._where != where[len(carried) :]:
-            self._where = where[len(carried) :]
-            for side in (0, 1):
-                self._machine.move(self._graphs[side], self._resolve(side))
+        if self._where != there:
+            self._where = None  # until both have moved: whatever ends this in the middle, the next opening moves them
+            for number, graph in enumerate(self._graphs):
+                self._machine.move(graph, self._resolve(number, there))
+            self._where = there
         self._machine.wait()  # until then `carried` must live
-        return self._sets[0]
+        return self._sets[side]
 
     def close(self) -> None:
         """Wait for all calls, and let what was given go."""
+        try:
+            with self._noting():
+                self._machine.wait()
+        finally:
+            self._given = []
+
+    def differing(self, wanted: Sequence[mx.array]) -> list[int]:
+        """Numbers of what is carried now that differs in a bit, once all calls are done."""
         self._machine.wait()
-        self._given = []
+        pairs = enumerate(zip(self._sets[self._side], wanted, strict=True))
+        # One after the other: each comparison makes an array as large as what it compares.
+        return [index for index, (own, other) in pairs if not mx.array_equal(as_bytes(own), as_bytes(other)).item()]
 
     def replay(self) -> Any:
         """Begin one more call. Returns what `read` takes; the second call after it overwrites what it would read."""
@@ -139,7 +156,10 @@ def record(
     *,
     reads: Sequence[int] = (),
 ) -> Recording:
-    """Run a function three times on the same arrays: twice to note its launches, once from the graph to compare.
+    """Run a function four times on the same arrays: twice to note its launches, once from each graph to compare.
+
+    It takes the bytes of what is carried twice besides `carried` itself, where all of it may be rewritten in place, and
+    what the launches write twice; one of both stays.
 
     Args:
         step: calls labkit's kernels, and else only such operations of MLX's as change no value (reshape, slices).
@@ -149,19 +169,21 @@ def record(
     Raises:
         NotRecordable: it does something else, or the graph's values differ in a single bit.
     """
-    before, given = machine.copies(whole(carried)), whole(given)
+    before, given = whole(carried), whole(given)
     noted, after = _noted(step, before, given)
-    again, _ = _noted(step, before, given)
+    again, wanted = _noted(step, before, given)
     program = as_program(noted, again, before, after, given, machine.addresses)
-    wanted = machine.copies(after)
     del noted, again
-    recording = Recording(machine, program, (before, after), given, reads)
-    recording.open(before, given)
-    recording.replay()
-    same = [mx.array_equal(as_bytes(g), as_bytes(w)) for g, w in zip(recording.carried(), wanted, strict=True)]
-    mx.eval(same)
-    if wrong := [index for index, equal in enumerate(same) if not equal.item()]:
-        raise NotRecordable(f"carried arrays {wrong} differ when they are replayed")
+    apart = [index for index in range(len(after)) if index not in program.rewritten]
+    own = list(after)
+    for index, copy in zip(apart, machine.copies([before[index] for index in apart]), strict=True):
+        own[index] = copy
+    recording = Recording(machine, program, (own, after), given, reads)
+    for side in (0, 1):
+        recording.open(before, given, side=side)
+        recording.replay()
+        if wrong := recording.differing(wanted):
+            raise NotRecordable(f"carried arrays {wrong} differ when they are replayed")
     recording.close()
     return recording
 
@@ -182,7 +204,8 @@ def _noted(step: Step, before: list[mx.array], given: Sequence[mx.array]) -> tup
 
 def _release(machine: Machine, graphs: list[Any]) -> None:
     for graph in graphs:
-        machine.release(graph)
+        with contextlib.suppress(Exception):  # of a device that has failed: nobody waits for it any more
+            machine.release(graph)
 
 
 def _form(array: mx.array) -> tuple:

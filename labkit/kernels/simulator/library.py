@@ -109,6 +109,7 @@ class BufferSpec:
     content: np.ndarray | int  # bytes to copy in, or how many
     itemsize: int
     kind: int
+    lies_in: int | None = None  # the number of the buffer whose memory it is
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,8 @@ class Library:
         try:
             buffers = (_Buffer * max(len(specs), 1))()
             for index, spec in enumerate(specs):
+                if spec.lies_in is not None:
+                    continue
                 size = spec.content if isinstance(spec.content, int) else spec.content.nbytes
                 data, guard = self._map(size)
                 mapped.append((data, size, guard))
@@ -191,6 +194,9 @@ class Library:
                 if spec.kind == INPUT:
                     self._dll.lk_make_read_only(data, size)
                 buffers[index] = _Buffer(data, size, max(spec.itemsize, 1), spec.kind)
+            for index, spec in enumerate(specs):
+                if spec.lies_in is not None:  # no bytes of its own: each access is one to the other buffer
+                    buffers[index] = _Buffer(buffers[spec.lies_in].data, 0, spec.itemsize, spec.kind)
             arguments = (c_void_p * max(len(specs), 1))(*(b.data for b in buffers))
             request = _Request(
                 arguments,
@@ -210,8 +216,8 @@ class Library:
                 sites = (SiteRecord * self._dll.lk_sites(None, 0))()
                 self._dll.lk_sites(sites, len(sites))
             outputs = [
-                np.frombuffer(ctypes.string_at(data, size), np.uint8)
-                for (data, size, _), spec in zip(mapped, specs, strict=True)
+                np.frombuffer(ctypes.string_at(buffer.data, buffer.bytes), np.uint8)
+                for buffer, spec in zip(buffers, specs, strict=False)
                 if spec.kind != INPUT
             ]
             return result, outputs, list(sites)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -83,6 +84,7 @@ def run(
     check: bool = False,
     order: Order = "forward",
     resident: bool = False,
+    in_place: Mapping[str, str] | None = None,
     time_limit: float | None = 600,
     compiler: tuple[str, ...] = (),
     portable_switch: bool = False,
@@ -93,12 +95,15 @@ def run(
         check: look for faults and count traffic (9 to 19 times slower than a plain run).
         order: the schedule; a correct kernel gives the same bits under each.
         resident: keep all threadgroups alive at once, for kernels with a grid-wide barrier.
+        in_place: inputs that lie in an output's memory, by the output's name: a thread that reads there what another
+            one writes is then a race.
         time_limit: seconds until the launch is stopped; None for no limit.
         compiler: the C++ compiler's command; by default the first one found.
         portable_switch: switch between threads by ucontext instead of by hand-written assembly.
 
     Raises:
         KernelFault: the launch breaks one of Metal's limits.
+        ValueError: `in_place` of two sizes, or a resident grid that is too large.
         CompileError, CompilerMissing: the text was not built.
     """
     _check_limits(text, launch, resident)
@@ -112,7 +117,7 @@ def run(
         raise KernelFault([Fault(kinds.THREADGROUP_MEMORY, text.name, message, library.storage[0].line)])
     found = parameters(text, launch)
     mx.eval(list(launch.inputs))
-    specs = _buffers(text, launch, found)
+    specs = _sharing(_buffers(text, launch, found), found, in_place or {})
     number = {"forward": 0, "reverse": 1}.get(order, 2)
     seed = order if isinstance(order, int) else 0
     begin = time.perf_counter()
@@ -203,6 +208,18 @@ def _buffers(text: MetalText, launch: Launch, found: list[Parameter]) -> list[Bu
         else:
             content = _memory_of(view)
         specs.append(BufferSpec(content, content.itemsize, INPUT))
+    return specs
+
+
+def _sharing(specs: list[BufferSpec], found: list[Parameter], in_place: Mapping[str, str]) -> list[BufferSpec]:
+    """Inputs in outputs' memory: the outputs hold their content when the launch begins."""
+    at = {parameter.name: index for index, parameter in enumerate(found)}
+    for old, new in in_place.items():
+        source, target = at[old], at[new]
+        if specs[source].content.nbytes != specs[target].content:
+            raise ValueError(f"input {old} and output {new} are not of one size: neither is the other in place")
+        specs[target] = replace(specs[target], content=specs[source].content, kind=INITIALISED_OUTPUT)
+        specs[source] = replace(specs[source], lies_in=target)
     return specs
 
 
