@@ -133,7 +133,7 @@ def cache_clear(
         if (root / name).is_symlink():
             (root / name).unlink()  # the folder that it leads to is not ours
         else:
-            # Whoever uses the cache meanwhile may remove files too: on with the rest.
+            # Other users of the cache may remove files meanwhile: go on with the rest.
             while (root / name).exists():
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(root / name)
@@ -194,7 +194,7 @@ def _measure(folder: Path) -> tuple[int, int]:
 def main() -> None:
     """The console script's entry: whatever ends a command is said in a line, and as JSON where that was asked for."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever called
+        if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # a narrow locale loses no answer
@@ -221,7 +221,7 @@ def main() -> None:
 
 
 def _answer(message: str, code: int) -> None:
-    """The error to whoever waits for JSON, where standard output still takes anything."""
+    """The error as JSON where it was asked for, if standard output still takes anything."""
     try:
         console.show_error(message, code)
         sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 Exit codes: 0, done. 1, it ran and the answer is no (a defect, a failed notebook), or the system refused something.
 2, it was asked for what cannot be done. 130, Ctrl-C. With `--json` a command that fails prints one object too,
-`{"error": {"message": ..., "exit_code": ...}}`, unless its result stands there already.
+`{"error": {"message": ..., "exit_code": ...}}`, unless its result is there already.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def show(record: Mapping[str, Any], *, as_json: bool, render: RenderableType | S
 def fail(message: str, *, code: int = 1) -> NoReturn:
     """Say on standard error what went wrong and what to do, and end with exit code `code`.
 
-    A command that was to print JSON prints one object all the same: this error, unless its result stands there already.
+    A command that was to print JSON prints one object all the same: this error, unless its result is there already.
     """
     show_error(message, code)
     stderr.print(f"labkit: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -95,7 +95,7 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
 
 
 def show_error(message: str, code: int) -> None:
-    """The error as a JSON object on standard output, where one was asked for and no other stands there."""
+    """The error as a JSON object on standard output, where one was asked for and no other is there."""
     if _owes_json:
         show({"error": {"message": message, "exit_code": code}}, as_json=True, render="")
 

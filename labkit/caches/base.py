@@ -248,6 +248,9 @@ class Cache(ABC):
         """Hold the first `tokens` tokens, whose `columns` these are; up to `room_for` of them may be room."""
         self._unpack(arrays, {"offset": tokens})
 
+    def own(self) -> None:  # noqa: B027
+        """Be told that nobody else has these arrays: the host may go on in them where it computes."""
+
     def snapshot(self) -> bytes:
         """This cache as bytes: safetensors, class and layout fingerprint in the header. What is valid, no slack."""
         arrays, scalars = self._pack()
@@ -257,7 +260,7 @@ class Cache(ABC):
     def restore(cls, data: bytes, layout: Layout | None = None) -> Self:
         """The cache that `snapshot` wrote.
 
-        The bytes carry no checksum of the arrays: whoever keeps them where they may rot (the prefix store) adds one.
+        The bytes carry no checksum of the arrays: a store on disk (the prefix store) adds its own.
 
         Raises:
             ValueError: bytes whose header is damaged, of another class, or (with `layout`) of another layout.

@@ -3,7 +3,7 @@
 A block holds `block_tokens` consecutive tokens of a row and is written once, whole; a row's newest, unfinished tokens
 are its own and lie elsewhere (`pages.py`). So blocks are shared by counting references: by rows that were forked from
 one another, and by rows whose prompts begin alike, since a block has a key, a hash over all tokens up to its end.
-Nobody can write into what another one reads: whoever takes tokens back out of a finished block copies what remains of
+No row can write into what another one reads: taking tokens back out of a finished block copies what remains of
 it (copy on write) and gives the block back.
 
 A pool never overcommits: a request is admitted with a promise of the blocks that it may come to need, and what is
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from labkit.caches.block_table import Table
 
 NULL = 0
-"""The block that nobody owns, all zeros: what a table names where a row has no token (padding, tokens that left the
+"""The block without an owner, all zeros: what a table names where a row has no token (padding, tokens that left the
 window)."""
 
 
@@ -73,7 +73,7 @@ class PoolStats:
 
     @property
     def idle(self) -> int:
-        """Blocks with memory behind them that nobody uses: what fragmentation over time leaves."""
+        """Unused blocks that have memory: what fragmentation over time leaves."""
         return self.touched - self.used
 
     @property

@@ -40,7 +40,7 @@ class Table:
         return twin
 
     def new_blocks_needed(self, count: int, planned: set[bytes]) -> int:
-        """How many of the next `count` blocks must be allocated: those that nobody has, nor another row in `planned`
+        """How many of the next `count` blocks must be allocated: those that no row has, nor another row in `planned`
         (the keys of blocks about to be written) will."""
         needed = 0
         for key in self._next_keys(count):

@@ -15,7 +15,7 @@ def row_numbers(rows: Any, batch: int) -> mx.array:
     """`rows` of `batch` as an int32 array, so that indexing with it gathers (a copy) and never slices (a view).
 
     Raises:
-        IndexError: a row that is not there: MLX would read whatever lies behind the array.
+        IndexError: a row that does not exist: MLX would read beyond the array.
         ValueError: what is no number of a row, such as a mask of truth values, which would be taken for rows 0 and 1.
     """
     numbers = rows.tolist() if isinstance(rows, mx.array) else list(rows)

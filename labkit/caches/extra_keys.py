@@ -1,4 +1,4 @@
-"""What the states behind a prompt's tokens depend on besides the tokens: an image's digest, an adapter's name."""
+"""What the states of a prompt depend on besides its tokens: an image's digest, an adapter's name."""
 
 from __future__ import annotations
 

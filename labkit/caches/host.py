@@ -1,8 +1,8 @@
 """A cache's arrays as memory that the host writes: the in-place rule (labkit.kernels.in_place) where the CPU computes.
 
 MLX's arrays never change, and may share their bytes with others. So the host writes only into buffers that it made
-itself, and only what nobody was given: `Lent` sees every reading of an attribute, and whatever a reader may have kept
-is copied before it would change. Between readings a step writes its own tokens and copies nothing.
+itself, and only what was never handed out: `Lent` sees every reading of an attribute, and what a reader may have kept is
+copied before it would change. Between readings a step writes its own tokens and copies nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ class HostViews:
     def places(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Where each view begins, and the bytes from row to row of it: asked for at every token, so kept."""
         return tuple(view.ctypes.data for view in self.arrays), tuple(view.strides[0] for view in self.arrays)
+
+
+def views(arrays: list[mx.array | None]) -> HostViews | None:
+    """Of arrays that nobody else has, to be written by the host; None if it does not compute in their dtype."""
+    if any(array is None or array.dtype != mx.float32 for array in arrays):
+        return None
+    return HostViews([np.array(array, copy=False) for array in arrays])
 
 
 class Lent:

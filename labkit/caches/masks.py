@@ -6,7 +6,7 @@ import mlx.core as mx
 
 
 def causal(n: int, offset: int = 0, *, window: int | None = None, left_padding: mx.array | None = None) -> mx.array:
-    """The mask of `n` new columns behind `offset` older ones.
+    """The mask of `n` new columns after `offset` older ones.
 
     Returns:
         bool, [n, offset + n], or [B, 1, n, offset + n] with `left_padding` [B]: True where query i, in column

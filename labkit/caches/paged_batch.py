@@ -112,7 +112,7 @@ class BatchedPaged(PagedCache):
             self._move_right(self._right)
 
     def _move_right(self, columns: Sequence[int]) -> None:
-        """So many columns behind each row's newest token become padding before its first."""
+        """Turn this many columns after each row's newest token into padding before its first."""
         self._lefts = [left + n for left, n in zip(self._lefts, columns, strict=True)]
         self._offset = None
 

@@ -139,7 +139,7 @@ class PagedKV:
     def _shared_blocks(self, tokens: Sequence[int], keys: Sequence[bytes], align: int) -> int:
         """Blocks at the prompt's beginning that every layer has now, as far as a query behind them sees."""
         if self.slots is not None:
-            return 0  # nobody has kept the recurrent states at the end of a block
+            return 0  # no recurrent states were kept at the end of a block
         step = math.lcm(align, self.block_tokens) // self.block_tokens
         count = min(len(keys), max(0, len(tokens) - 1) // self.block_tokens) // step * step
         while count and not all(self._has(index, keys, count) for index in range(len(self.pages))):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from labkit.caches.paged_rows import PagedRows
 
 DEFAULT_BLOCK = 16
-"""Tokens of a block where nobody says otherwise."""
+"""Tokens of a block by default."""
 
 TABLE_STEP = 32
 """Columns by which the device's table widens: its shape stays for that many blocks."""

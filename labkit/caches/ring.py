@@ -21,7 +21,7 @@ class Ring(Cache):
     """Keys and values of a sliding window, the last `max_size` tokens, in a ring.
 
     Attributes:
-        keys, values: [B, H, columns, D]. `_idx` is the column behind the newest token's.
+        keys, values: [B, H, columns, D]. `_idx` is the column after the newest token's.
     """
 
     kind = "rotating"
@@ -70,7 +70,7 @@ class Ring(Cache):
             self.layout = keys_and_values(self.kind, keys, values, self.max_size)
 
     def _grow_ring(self, filled: int, keys: mx.array, values: mx.array) -> None:
-        """Room for one more column behind `filled`, as long as the ring has not its full size."""
+        """Room for one more column after `filled`, until the ring has its full size."""
 
         def grown(buffer: mx.array | None, like: mx.array) -> mx.array:
             batch, heads, _, dim = like.shape
@@ -121,5 +121,5 @@ class Ring(Cache):
 
 
 def joined(parts: Sequence[mx.array]) -> mx.array:
-    """Columns one behind the other."""
+    """Columns, concatenated."""
     return mx.concatenate(list(parts), axis=2)

@@ -77,7 +77,7 @@ class BatchedRotating(Ring):
             self._written.append((width, [min(width, max(0, count)) for count in left]))
 
     def _order(self) -> None:
-        """Put the columns in temporal order, without free room behind them."""
+        """Put the columns in temporal order, without free room after them."""
         if self.rotated:
             self.keys = mx.roll(self.keys, -self._idx, axis=2)
             self.values = mx.roll(self.values, -self._idx, axis=2)

@@ -29,14 +29,14 @@ class Tail(NamedTuple):
 class Tailed:
     """What a cache of columns needs for a tail.
 
-    Everything else sees the buffers alone: whoever reads `keys` or `values` finds every column in them, since reading
+    Everything else sees the buffers alone: a reader of `keys` or `values` finds every column in them, since reading
     settles the tail, and setting them lets it go.
     """
 
     _tail: Tail | None = None
 
     def open_tail(self, length: int) -> tuple[mx.array, mx.array, Tail]:
-        """Both buffers, and a tail with room for `length` more columns behind those that it holds.
+        """Both buffers, and a tail with room for `length` more columns after those that it holds.
 
         Raises:
             ValueError: more columns than a tail has, or shapes that are not known yet.
@@ -54,7 +54,7 @@ class Tailed:
         return self._keys, self._values, self._tail
 
     def take_tail(self, keys: mx.array, values: mx.array, length: int) -> None:
-        """The tail's arrays [B, H, TAIL, D] after a step that wrote `length` columns behind those it held."""
+        """The tail's arrays [B, H, TAIL, D] after a step that wrote `length` columns after those it held."""
         self._tail = Tail(keys, values, self._tail.settled)
         self._advance_columns(length)
 

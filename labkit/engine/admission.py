@@ -13,8 +13,8 @@ class Admission:
     """Decides before anything is allocated, from lengths alone.
 
     Rows that decode together lie in one rectangle (sliding windows and recurrent states: in as many equal slots), so n
-    rows are projected as n times the longest of them. A request counts with all the tokens it may come to have: nobody
-    who has started has to stop for lack of room. An empty engine admits whatever is not refused at the door.
+    rows are projected as n times the longest of them. A request counts with all the tokens it may come to have: no
+    request that has started has to stop for lack of room. An empty engine admits whatever is not refused at the door.
 
     Args:
         budget: sizes of caches, and what there is.

@@ -74,7 +74,7 @@ class Asking(ABC):
 
         Raises:
             ValueError, CapacityError: as `submit`, at once.
-            RuntimeError: from the iterator, if `run` or `step` has handed the request's end to somebody else.
+            RuntimeError: from the iterator, if `run` or `step` has handed the request's end to another caller.
         """
         request = self.request(
             prompt, params, tools=tools, thinking=thinking, priority=priority, extra=extra, **sampling

@@ -50,7 +50,7 @@ class Budget:
     Args:
         loaded: the model.
         capacity_bytes: what there is; the device's working set by default.
-        transient: bytes that computing a prompt of so many tokens takes besides, where they count; monotone.
+        transient: prompt tokens -> further bytes that computing them takes, where these count; monotone.
 
     Attributes:
         capacity: the numbers.

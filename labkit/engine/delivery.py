@@ -1,4 +1,4 @@
-"""Events on their way: to their requests' callbacks first, then to whoever calls `step`. None is lost on the way."""
+"""Delivery of events: to their requests' callbacks first, then to the caller of `step`. None is lost on the way."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Delivery:
         return events
 
     def put_back(self, events: Iterable[Event]) -> None:
-        """Events that were taken and are somebody else's."""
+        """Take back events that belong to other requests."""
         self._undelivered += events
 
     def holds(self, request_id: str) -> bool:
@@ -88,6 +88,6 @@ class Delivery:
         return any(event.request == request_id for event in self._undelivered)
 
     def forget(self, request_id: str) -> None:
-        """Nobody is left to read the events of this request."""
+        """Drop the events of this request: its reader is gone."""
         self._outbox = deque(told for told in self._outbox if told[1].request != request_id)
         self._undelivered = [event for event in self._undelivered if event.request != request_id]

@@ -250,7 +250,7 @@ class Engine(Asking):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let requests start while they fit, in order: nobody overtakes one that has to wait for room."""
+        """Let requests start while they fit, in order: none overtakes one that has to wait for room."""
         live = [session.total for session in self._executor.sessions()]
         events: list[tuple[Session, Event]] = []
         while (first := self._register.first()) and self._fits_now(first, live):
@@ -292,7 +292,7 @@ class Engine(Asking):
             while not finished:
                 events = self.step()
                 mine = [event for event in events if event.request == request_id]
-                # What belongs to others waits for whoever calls step or run for them.
+                # Events of other requests wait for the next caller of step or run.
                 self._delivery.put_back(event for event in events if event.request != request_id)
                 finished = any(event.kind == "finished" for event in mine)
                 yield from mine

@@ -110,7 +110,7 @@ class StepRecord:
         inputs: the token ids that were fed, row by row, padding left out.
         operations: what was done to caches before the forward, see above.
         joins, leaves: requests that entered before the forward, and left after it (finished, cancelled or failed).
-            Whoever chose its last token takes no part in the forward any more, and leaves with the step that reads it.
+            A row that has chosen its last token takes no part in the forward, and leaves with the step that reads it.
         chunk: (start, end) of the prompt tokens of a prefill, where it is one prompt's.
         cache_bytes: bytes of all live caches after the step.
         started, seconds: when it began (seconds since the engine began) and how long it took on the host.

@@ -48,7 +48,7 @@ class Followers:
     def _leader(self, session: Session, before: Iterable[Session]) -> tuple[Session, int] | None:
         best, reach = None, session.prefilled
         for other in before:
-            # Answers that are computed again after a failed restore are nobody's common beginning.
+            # Answers that are computed again after a failed restore are no common beginning.
             limit = min(session.to_prefill, other.to_prefill, len(session.request.tokens), len(other.request.tokens))
             if limit - limit % self.grid <= reach:
                 continue

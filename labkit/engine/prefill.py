@@ -183,7 +183,7 @@ class Prefill:
         return DecodingBatch.prefilled(self._model, sessions, caches)
 
     def _hand_on(self, leader: Session, caches: list[Cache], row: int | None = None) -> None:
-        """Give the state to whoever waits for it, and to the store."""
+        """Give the state to the prompts that wait for it, and to the store."""
         waiting = self._followers.arrived(leader)
         for session in self.sessions:
             if session.id in waiting:
@@ -253,7 +253,7 @@ def _settle(caches: Sequence[Cache]) -> None:
     """Wait for a chunk, so that its intermediate arrays are gone before the next one makes its own.
 
     On a GPU their memory is taken again by the next chunk, which would have the driver map all of it anew, up to a
-    gigabyte; but buffers that have grown leave ever larger old ones behind, which nobody takes.
+    gigabyte; but buffers that have grown leave ever larger old ones behind, which are never reused.
     """
     mx.eval([cache.state for cache in caches])
     if device_target() is None or mx.get_cache_memory() > POOL_SHARE * devices.this_device().working_set_bytes:

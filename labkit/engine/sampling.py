@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def given(cls, tokens: Sequence[int]) -> Choice:
-        """Tokens that nobody chose: those that end the prompts."""
+        """Tokens that were not chosen: the last ones of prompts."""
         rows = len(tokens)
         return cls(mx.array(list(tokens), dtype=mx.uint32), mx.zeros((rows,)), [None] * rows, [None] * rows, {})
 

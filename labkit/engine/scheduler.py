@@ -1,7 +1,7 @@
 """What the engine does next: a policy over plain data, without arrays, clocks or threads.
 
 * Order: a request of priority p goes as if it had arrived p * `AGEING_SECONDS` earlier. So priorities overtake, and
-  nobody starves: whoever has waited that long goes before newcomers of the next priority.
+  no request starves: one that has waited that long goes before newcomers of the next priority.
 * Rows wait for at most one chunk: after each chunk of a prompt, every lane of running rows decodes one token before the
   next chunk. A chunk is one forward of at most `chunk` columns, padding included. A prompt waits for at most one token
   of each lane between two of its chunks.

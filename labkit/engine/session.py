@@ -134,7 +134,7 @@ class Session:
             self._started = self._clock()
 
     def restored(self, tokens: int, chunks: Sequence[int]) -> None:
-        """The caches hold this many tokens that were computed before, by somebody else or before a park."""
+        """The caches hold this many tokens that were computed before, for another request or before a park."""
         self.prefilled = self.fed = tokens
         self.chunks = list(chunks)
         if not self.put_aside:

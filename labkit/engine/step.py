@@ -1,7 +1,7 @@
 """The step contract (the third of the five): the device runs one token ahead of the host.
 
 The device chooses a token and feeds it to the next forward before the host has read it. So at every boundary
-between steps exactly one token is chosen and not yet in the caches, and whoever stops a row there (a stop, a cancel, a
+between steps exactly one token is chosen and not yet in the caches, and whatever stops a row there (a stop, a cancel, a
 pause, an error) meets that one pending token. A row whose host must see the token first (a grammar has to move before
 it can say what comes next) gives up the overlap and keeps the rule.
 """

@@ -41,7 +41,7 @@ class Worker:
             raise RuntimeError("the engine works in a thread of its own since astream was used: use astream")
 
     async def stream(self, engine: Engine, prompt: Any, params: Any = None, **options: Any) -> AsyncIterator[Event]:
-        """The events of one request; leaving the loop cancels it. Whoever reads it holds the engine."""
+        """The events of one request; leaving the loop cancels it. Its reader keeps the engine alive."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue()
         constraint = options.pop("constraint", None)
         request = engine.request(prompt, params, **options)
@@ -98,7 +98,7 @@ class Worker:
                     jobs, self._jobs = list(self._jobs), deque()
                     return jobs
                 del engine
-                self._wake.wait(timeout=0.5)  # the program's end does not wake anybody
+                self._wake.wait(timeout=0.5)  # the program's end wakes no thread
 
 
 def _notify(wake: threading.Condition) -> None:
@@ -115,7 +115,7 @@ def _work(worker: Worker) -> None:
                 _do(engine, *jobs.pop(0))
             try:
                 engine.step()
-            except BaseException as error:  # whoever waits for an event must get one, whatever happened
+            except BaseException as error:  # a waiting reader must get an event, whatever happened
                 engine.fail_all(error)
             del engine
     finally:

@@ -28,7 +28,7 @@ class BenchResult:
         target: where the kernel ran. seconds: its median, with what the host needs for a launch where that is longer.
         baseline_seconds: that of MLX's own operations, or None.
         device_seconds, baseline_device_seconds: of one call on the device alone, waited for, or None where that cannot
-            be had (`labkit.kernels.device_clock`).
+            be measured (`labkit.kernels.device_clock`).
         spread: the kernel's slowest round over its fastest.
         gigabytes_per_second, gigaflops: of the least bytes and operations the problem needs, or None where not stated
             (bytes are stated for 16-bit activations only); of the device's time where it is there.

@@ -82,7 +82,7 @@ def time_of(events: Sequence[Event], calls: int) -> DeviceTime:
 
 
 def sides_of(events: Iterable[Event]) -> list[list[Event]]:
-    """The events behind each mark; what stands before the first mark is nobody's."""
+    """The events after each mark; those before the first mark are dropped."""
     sides: list[list[Event]] = []
     for event in events:
         if MARK in event.name:
@@ -148,7 +148,7 @@ def device_times(sides: Mapping[str, Calls], *, launches: int = 24) -> dict[str,
 def add_device_times(
     rows: Sequence[tuple[dict, Calls]], beside: Mapping[str, Calls | None] | None = None, *, launches: int = 24
 ) -> list[dict]:
-    """A bench's rows with `device_us` and `device_spread` beside `us`, where the device's time can be had.
+    """A bench's rows with `device_us` and `device_spread` beside `us`, where the device's time is available.
 
     Args:
         rows: each with the calls that it timed. Their rates are then those of the device's time.

@@ -67,7 +67,7 @@ class Header:
         return _read(tuple(paths))
 
     def followed_by(self, *others: Header) -> Header:
-        """This header with the sections of others behind its own.
+        """This header with the sections of others after its own.
 
         Raises:
             ValueError: a name that two of them provide differently.

@@ -29,7 +29,7 @@ _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 
 def always(threads: int) -> int:
-    """Threadgroups of so many threads that live on one multiprocessor whatever the compiler makes of their text."""
+    """Threadgroups of `threads` threads that fit on one multiprocessor whatever the compiler makes of their text."""
     return Usage(MOST_REGISTERS, 0, 0, 0, MOST_SHARED).groups(threads)
 
 

@@ -31,7 +31,7 @@ class Workers:
         return ThreadPoolExecutor(self.threads - 1, thread_name_prefix="labkit-native")
 
     def run(self, task: Callable[[int], None], count: int) -> None:
-        """task(0) to task(count - 1), each once, in any order; whoever is free takes the next."""
+        """task(0) to task(count - 1), each once, in any order; a free thread takes the next."""
         helpers = min(self.threads, count) - 1
         if helpers <= 0:
             for number in range(count):

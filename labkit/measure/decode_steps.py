@@ -90,7 +90,7 @@ def time_matrices(model: Any, *, top_k: int, rounds: int = 8) -> float:
     Args:
         model: an mlx-lm module.
         top_k: experts that one token uses; 1 for a dense model.
-        rounds: the best of so many is returned.
+        rounds: of which the fastest is returned.
     """
     calls = [call for path, layer in _leaves(model) if (call := _matrix_call(path, layer, model, top_k))]
     seconds = []

@@ -17,7 +17,7 @@ from labkit.models import LoadedModel
 
 
 def request(loaded: LoadedModel, id: str, prompt: int, answer: int) -> Request:
-    """A prompt of so many tokens unlike those of other ids, and an answer of exactly so many."""
+    """A prompt of `prompt` tokens unlike those of other ids, and an answer of exactly `answer` tokens."""
     first = sum(id.encode())
     tokens = [(first + 7 * place + 3 * place * place) % min(loaded.model.vocab_size, 250) for place in range(prompt)]
     return Request(tokens, SamplingParams(max_tokens=answer, ignore_eos=True), id=id)

@@ -20,7 +20,7 @@ FREE, UNTOUCHED = 0, -1
 
 @dataclass(frozen=True)
 class Life:
-    """One request: it arrives at `step`, has `prompt` tokens of which the first `shared` are everybody's, and answers
+    """One request: it arrives at `step`, has `prompt` tokens of which the first `shared` are common to all, and answers
     with `answer`, one a step."""
 
     step: int
@@ -124,7 +124,7 @@ def live(lives: Sequence[Life], *, block_tokens: int, capacity: int, max_rows: i
 
 class _Row:
     def __init__(self, pool: BlockPool, number: int, life: Life):
-        # Token numbers: those below `shared` are everybody's, the others this request's own.
+        # Token numbers: those below `shared` are common to all, the others this request's own.
         own = 1_000_000 * number
         prompt = [*range(life.shared), *range(own, own + life.prompt - life.shared)]
         self.table = Table(pool, block_keys(prompt, pool.block_tokens))

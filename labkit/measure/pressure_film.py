@@ -101,7 +101,7 @@ def shoot(
 
     Args:
         ceiling_bytes: beside the weights.
-        outside: bytes that somebody else takes, by step.
+        outside: bytes that another program takes, by step.
     """
     step = 0
     meter = FakeMeter(1 << 50, lambda: loaded.weights_bytes + engine.cache_bytes if engine else loaded.weights_bytes)

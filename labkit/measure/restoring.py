@@ -16,7 +16,7 @@ from labkit.models import LoadedModel, Rows
 
 @dataclass(frozen=True)
 class Restored:
-    """One length. Seconds are the best of the rounds: what the work takes when nobody disturbs it.
+    """One length. Seconds are the best of the rounds: what the work takes undisturbed.
 
     Attributes:
         tokens: of the prefix.

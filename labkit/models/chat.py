@@ -15,7 +15,7 @@ class Segment(NamedTuple):
 
     Attributes:
         role: "system", "user", "assistant", "tool", or "template" for what the template adds.
-        source: "messages[3]", "tools", "generation prompt", or "preamble" for a system message that nobody gave.
+        source: "messages[3]", "tools", "generation prompt", or "preamble" for a system message that the template adds.
     """
 
     role: str

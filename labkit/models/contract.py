@@ -1,4 +1,4 @@
-"""The forward contract (the first of the five): what every model is, whoever computes it."""
+"""The forward contract (the first of the five): the interface that every model implements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decode step as a function of arrays alone, for whoever wants to record it: a model may offer it for its caches."""
+"""A decode step as a function of arrays alone, so that it can be recorded: a model may offer it for its caches."""
 
 from __future__ import annotations
 

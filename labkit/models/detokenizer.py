@@ -19,7 +19,7 @@ class Detokenizer(ABC):
 
     @abstractmethod
     def finish(self) -> str:
-        """What is left: incomplete characters as U+FFFD."""
+        """The rest of the text: incomplete characters as U+FFFD."""
 
 
 class ByteLevelDetokenizer(Detokenizer):

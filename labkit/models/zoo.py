@@ -50,7 +50,7 @@ def gguf(path: Path) -> Path:
 def converted(source: Path, name: str) -> Path:
     """The cached folder `name`, made from the GGUF file `source` if it is not there.
 
-    A folder appears whole or not at all, whoever else converts the same file at the same time.
+    A folder appears whole or not at all, even if another process converts the same file at the same time.
     """
     from labkit.models.gguf_convert import convert
 

@@ -1,4 +1,4 @@
-"""Parity: whoever already does it is the oracle.
+"""Parity: the implementation that already does it is the oracle.
 
 `teacher_forced(reference, candidate, windows)` lets two sides predict every token from the same prefix and reports how
 far apart they are. A side is anything that gives logits for positions: mlx-lm's own model, labkit's model, transformers

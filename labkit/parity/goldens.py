@@ -159,7 +159,7 @@ def write_golden(
         windows: token windows [n + 1] int32.
         fingerprint, model, versions: of the weights, their name, and of the packages that computed.
         best: logits kept a position (k).
-        full_every: of every so many positions of a window, the last keeps all its logits; 0 for none.
+        full_every: every n-th position of a window keeps all its logits; 0 for none.
         progress: called with (positions done, positions in all).
     """
     from safetensors.numpy import save_file

@@ -37,7 +37,7 @@ def lines(log: Sequence[StepRecord]) -> list[Line]:
         for id in record.rows:
             cells.setdefault(id, {})[place] = record.kind
         for id in record.leaves:
-            # Whoever has its last token read takes no part in the forward of that step.
+            # A row whose last token is read takes no part in the forward of that step.
             cells.setdefault(id, {}).setdefault(place, "read")
     return [Line(id, at, min(at), max(at)) for id, at in cells.items()]
 

@@ -16,9 +16,9 @@ class Lines:
     """Where the levels begin, as shares of the ceiling.
 
     Attributes:
-        soft: from here on nobody new is let in.
-        hard: from here on somebody has to give memory back; nobody runs with a plan that goes beyond.
-        emergency: from here on everybody does, at once. Between the ceiling and this line an emergency begins when the
+        soft: from here on no new request is let in.
+        hard: from here on a request has to give memory back; no plan may go beyond it.
+        emergency: from here on all requests do, at once. Between the ceiling and this line an emergency begins when the
             next poll still finds memory above the ceiling.
         hysteresis: how far below its line memory must fall before a level ends, so that no level flutters.
     """
@@ -81,7 +81,7 @@ class MemoryGuard:
 
     @property
     def capacity_bytes(self) -> int:
-        """What may be used without anybody having to stop: the hard line."""
+        """What may be used without any request having to stop: the hard line."""
         return int(self.ceiling_bytes * self.lines.hard)
 
     @property
@@ -112,7 +112,7 @@ class MemoryGuard:
         if self._reading.pool and self._reading.used >= self.lines.soft * self.ceiling_bytes:
             self.reclaim()
         share = self._reading.needed / self.ceiling_bytes
-        # Between two polls there is time to make room; measuring again while somebody does is no second poll.
+        # Between two polls there is time to make room; measuring again meanwhile is no second poll.
         lasting, self.above_ceiling = self.above_ceiling and not force, share >= 1
         if share >= self.lines.emergency or (share >= 1 and lasting):
             self.level = "emergency"
@@ -148,7 +148,7 @@ class MemoryGuard:
 
         Args:
             wanted: tokens.
-            cost: bytes that a chunk of so many tokens takes while it runs, what it leaves behind included.
+            cost: tokens of a chunk -> bytes that it takes while it runs, including what it leaves in the caches.
         """
         free, tokens = self.free_bytes(), wanted
         while tokens > self.min_chunk and cost(tokens) > free:

@@ -21,8 +21,8 @@ class Reading:
     """Memory at one moment, in bytes.
 
     Attributes:
-        live: arrays that somebody holds.
-        pool: buffers that the allocator keeps for reuse: to be had again at the next step boundary.
+        live: arrays in use.
+        pool: buffers that the allocator keeps for reuse: available again at the next step boundary.
         footprint: of the whole process where it shares the device's memory, else 0. It sees what the allocator does not
             (the interpreter, other libraries), so the larger of the two counts.
         limit: what the device has.

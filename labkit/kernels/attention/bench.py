@@ -1,7 +1,7 @@
 """Attention at Qwen3.6-35B-A3B's shape: every form and split that could win, beside MLX's op, torch's best, the floor.
 
 `us` is of launches queued in one evaluation, over buffers that no cache holds; launch cost is inside where it is
-larger. `device_us`, where it can be had, is the device's alone, and the rates are its.
+larger. `device_us`, where available, is the device's alone, and the rates are its.
 """
 
 from __future__ import annotations

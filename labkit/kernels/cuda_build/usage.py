@@ -29,7 +29,7 @@ class Usage:
     shared: int
 
     def groups(self, threads: int) -> int:
-        """How many threadgroups of so many threads live on a multiprocessor at once."""
+        """How many threadgroups of `threads` threads a multiprocessor holds at once."""
         warps = -(-threads // 32)
         # Registers go out to warps in steps of 256.
         by_registers = REGISTERS // (-(-self.registers // 8) * 8 * 32 * warps)

@@ -39,7 +39,7 @@ def qk_norm_rope(
     """Normalise each head of q and k, rotate its first `rotary` values, and lay the heads out for attention.
 
     Args:
-        queries: [B, L, Hq, 2 D] with the output gate behind each head's query, as Qwen3.5's q_proj gives it, or
+        queries: [B, L, Hq, 2 D] with the output gate after each head's query, as Qwen3.5's q_proj gives it, or
             [B, L, Hq, D] without gates. The gate is not touched: `output_gate` reads it where it lies.
         keys: [B, L, Hk, D], same dtype.
         q_weight, k_weight: [D], of the norms.

@@ -55,7 +55,7 @@ def embedding_rows(tokens: mx.array, weights: Packed, dtype: mx.Dtype, *, target
 
     Args:
         tokens: [...], any integer dtype, at least one. As in MLX a negative number counts from the last row. Numbers
-            that no row has, of which MLX's gather reads whatever lies there, read nothing and give NaN.
+            that no row has, for which MLX's gather reads foreign memory, read nothing and give NaN.
         weights: N x K.
         dtype: float32, float16 or bfloat16.
         target: where to run (`labkit.kernels.targets`).

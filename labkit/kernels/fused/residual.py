@@ -1,4 +1,4 @@
-"""The residual stream's addition and the norm behind it: what every block begins with."""
+"""The residual stream's addition and the norm after it: what every block begins with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def residual_rms_norm_call(x: mx.array | None, residual: mx.array, weight: mx.ar
         ValueError: shapes or dtypes that do not fit.
     """
     adds = x is not None
-    x = x if adds else residual  # something must stand there; nobody reads it
+    x = x if adds else residual  # a placeholder that is not read
     if x.shape != residual.shape or x.dtype != residual.dtype:
         raise ValueError(
             f"x and residual need one shape and dtype, not {x.shape} {x.dtype} and {residual.shape} {residual.dtype}"

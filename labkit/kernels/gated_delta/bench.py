@@ -1,7 +1,7 @@
 """Gated DeltaNet at Qwen3.6-35B-A3B's shape, every layout that could win, beside its floors and what else computes it.
 
 A row's `us` is that of many launches queued in one evaluation, divided by their number: launch cost is inside as far as
-the device waits for it, `build_us` of Python to build the graph is not. `device_us`, where it can be had, is the
+the device waits for it, `build_us` of Python to build the graph is not. `device_us`, where available, is the
 device's alone, and the rates are its. Launches are chained through the state or the tail, as in a model, so that none
 overlaps the next; `prepare` alone is not (its 2,048 threadgroups fill the device anyway).
 """

@@ -1,4 +1,4 @@
-"""What stands behind the scan: RMSNorm of each head's output, gated by silu(z)."""
+"""What follows the scan: RMSNorm of each head's output, gated by silu(z)."""
 
 from __future__ import annotations
 

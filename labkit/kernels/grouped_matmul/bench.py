@@ -201,7 +201,7 @@ def _baselines(gate, up) -> list[dict]:
 
 
 def torch_grouped_calls(loads: np.ndarray) -> Calls | None:
-    """torch's grouped product of sorted rows, so many an expert, on bf16 weights; None without torch on a GPU."""
+    """torch's grouped product of sorted rows, `loads` of each expert, on bf16 weights; None without torch on a GPU."""
     try:
         import torch
     except ImportError:

@@ -43,7 +43,7 @@ class Prediction:
 
 
 def predict(launches: int, moved: float, barriers: int = 0) -> Prediction:
-    """For a step of so many launches that move so many bytes, with barriers within them."""
+    """For a step of `launches` launches that move `moved` bytes, with `barriers` barriers within them."""
     return Prediction(launches * LAUNCH, moved / RATE + barriers * BARRIER)
 
 

@@ -137,7 +137,7 @@ def attempt(what: str, measure: Callable):
 
 
 def torch_int4_calls(m: int, n: int, k: int, copies: int) -> Calls | None:
-    """torch's own 4-bit product on so many sets of weights, or None without torch on a GPU."""
+    """torch's own 4-bit product on `copies` sets of weights, or None without torch on a GPU."""
     try:
         import torch
     except ImportError:

@@ -90,7 +90,7 @@ def choose_experts(
         bias: [E], added to the scores for choosing alone, never to the weights.
         renormalise: divide by the sum of the chosen scores; without it softmax weights are shares of all experts.
         scale: multiplies the weights.
-        shared: slots behind the k for a shared expert that runs as experts E and following: every token goes there,
+        shared: slots after the k for a shared expert that runs as experts E and following: every token goes there,
             with the sigmoid of logit E, its gate, as weight.
         target: where to run (`labkit.kernels.targets`).
 

@@ -20,7 +20,7 @@ MAX_EXPERTS = 512
 MAX_K = 32
 """Lane l of a simdgroup keeps choice l."""
 FEW = 32
-"""Up to so many tokens one threadgroup routes in one launch: a simdgroup a token."""
+"""Tokens up to which one threadgroup routes them in one launch: a simdgroup a token."""
 MAX_BLOCK = 4096
 """Assignments of a threadgroup of `group_rows`: its choices take 8 KB of threadgroup memory."""
 
@@ -69,7 +69,7 @@ def choose_experts_call(
     """The arguments of `CHOOSE_EXPERTS`; `block` tokens a threadgroup, by default `tokens_per_block`.
 
     Args:
-        shared: experts behind the E that every token goes to, with the sigmoid of logit E as their weight.
+        shared: experts after the E that every token goes to, with the sigmoid of logit E as their weight.
 
     Raises:
         ValueError: shapes or sizes that do not fit.

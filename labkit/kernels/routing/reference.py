@@ -20,7 +20,7 @@ def choose_experts(launch: Launch) -> list[mx.array]:
 
 
 def choose_slots(inputs: Sequence[mx.array], template: dict) -> tuple[mx.array, mx.array]:
-    """Experts and weights of each token, the shared expert's slots behind the chosen ones; logits, bias and scale."""
+    """Experts and weights of each token, the shared expert's slots after the chosen ones; logits, bias and scale."""
     indices, weights = _choose(inputs, template)
     if shared := template["SHARED"]:
         further = mx.arange(template["E"], template["E"] + shared, dtype=mx.int32)

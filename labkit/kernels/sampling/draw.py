@@ -68,7 +68,7 @@ def sample(
         temperature: divides the logits; below 1e-6 the largest logit is taken, the lowest token among equals.
         seed: of a row's draws, 64 bits. step: number of the token to draw, 32 bits. A draw depends on nothing else of
             the row's place, its neighbours or the batch.
-        top_k: keep so many of the most likely tokens, the lower ones among equals; 0 keeps all.
+        top_k: keep this many of the most likely tokens, the lower ones among equals; 0 keeps all.
         top_p: keep the most likely tokens that together reach this probability, equal ones together; 0 or 1 keeps all.
         min_p: drop tokens below this share of the most likely one's probability.
         mask: [B, ceil(V / 32)] uint32, permitted tokens as bits, lowest bit first; all without it.

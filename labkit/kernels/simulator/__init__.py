@@ -1,6 +1,6 @@
-"""A simulator for Metal kernels: anybody's `mx.fast.metal_kernel` text, on any CPU, checked.
+"""A simulator for Metal kernels: any `mx.fast.metal_kernel` text, on any CPU, checked.
 
-Plain runs give values. Checked runs find races, out-of-bounds accesses, reads of what nobody wrote, outputs left
+Plain runs give values. Checked runs find races, out-of-bounds accesses, reads of what was never written, outputs left
 unwritten, writes to inputs, divergent barriers and simdgroup operations; and count bytes, cache lines per request,
 barriers and simdgroup operations. Each finding names the line of the Metal text.
 

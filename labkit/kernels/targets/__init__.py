@@ -78,7 +78,7 @@ def target_in_use(target: str | None = None) -> str | None:
 
 
 def default_target(kernel: Kernel) -> str:
-    """Where a kernel runs when nobody says: the GPU; on a CPU its native function, its reference, or the simulator."""
+    """Where a kernel runs by default: the GPU; on a CPU its native function, its reference, or the simulator."""
     if device := device_target():
         return device
     if kernel.native is not None:

@@ -43,7 +43,7 @@ def run(
         plan: rounds, steps and limits; its points are replaced by each mechanism's own.
         skew: of the subject's routing, for the records.
         parts: where each measurement is kept.
-        seconds: no further measurement begins after so many.
+        seconds: after which no further measurement begins.
         progress: told what is being measured.
 
     Returns:

@@ -30,7 +30,7 @@ GraphOption = Annotated[
 LayersOption = Annotated[int | None, typer.Option(min=1, help="Of a shape without weights: fewer layers than it has.")]
 SkewOption = Annotated[float, typer.Option(min=0, help="Of a shape without weights: uneven routing; 1 is strong.")]
 SecondsOption = Annotated[
-    float | None, typer.Option(min=1, help="Begin no further point after so long; the next run goes on.")
+    float | None, typer.Option(min=1, help="Begin no further point after this many seconds; the next run goes on.")
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder of the parts: a run that was stopped goes on from there.")]
 

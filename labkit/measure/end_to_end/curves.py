@@ -21,7 +21,7 @@ TOLERANCE = 0.25
 """A point may lie so far off the curve: kernels change their form with the length, and do not all fit one rate."""
 
 SLOWEST = 3
-"""A growing term may run at so many times less of its work a second than the rest does: attention that sits in four
+"""A growing term may run at this many times fewer units of work a second than the rest: attention that sits in four
 times the layers, or a buffer that is copied whole beside being read, takes more."""
 
 SMALLEST = 0.2

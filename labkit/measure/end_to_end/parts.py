@@ -25,7 +25,7 @@ class Parts:
 
     Raises:
         PartsError: the folder's parts were measured under other conditions; the message names the first difference. Or
-            it is to be emptied and holds JSON files of somebody else.
+            it is to be emptied and holds JSON files of another origin.
     """
 
     def __init__(self, folder: Path | None, conditions: Mapping[str, Any], *, fresh: bool = False):

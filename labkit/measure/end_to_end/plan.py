@@ -40,8 +40,8 @@ class Plan:
         warm_up_tokens: of a prompt, read by each side before its first sample of a length.
         once_above: a side whose sample takes longer than this many seconds is measured once, not every round.
         released_up_to: tokens up to which mlx-lm as released takes part where a fair line exists beside it.
-        point_seconds: no further round of a point begins after so many seconds of it.
-        seconds: no further point or round begins after so many seconds in all; None for no limit.
+        point_seconds: of one point, after which no further round of it begins.
+        seconds: in all, after which no further point or round begins; None for no limit.
         seed: of prompts and filled caches.
     """
 

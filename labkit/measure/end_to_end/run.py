@@ -158,7 +158,7 @@ def _decoder(point: Point, model: Model, plan: Plan) -> Callable[[Side, bool], t
 
 
 def _alone(call: Callable[[], tuple[float, int]]) -> tuple[float, int, int]:
-    """(seconds, peak bytes, cache bytes) of a call that starts without anybody else's buffers lying around."""
+    """(seconds, peak bytes, cache bytes) of a call that starts with no other buffers around."""
     gc.collect()
     mx.clear_cache()
     mx.reset_peak_memory()

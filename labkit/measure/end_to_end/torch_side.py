@@ -1,4 +1,4 @@
-"""transformers' torch model behind the face of a side: what somebody with torch would reach for.
+"""transformers' torch model behind the face of a side: what a user of torch would reach for.
 
 Its weights are random and of the model's shape, in float32 on a CPU and bfloat16 on a GPU: nothing packs them in 4 bits
 there, so it takes four times the memory. It is a line for speed alone; whether it computes the same as MLX is the

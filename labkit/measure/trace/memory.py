@@ -11,7 +11,7 @@ ELEMENTWISE = frozenset(
         *("Tanh", "Maximum", "Minimum", "Select", "Softmax", "SliceUpdate", "Cos", "Sin"),
     }
 )
-"""Operations that MLX lets write over an input of the same size that nobody reads afterwards."""
+"""Operations that MLX lets write over an input of the same size that is not read afterwards."""
 
 
 def temporary_bytes(captured: Captured) -> int:

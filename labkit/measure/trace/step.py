@@ -28,7 +28,7 @@ class Launch:
 
     Attributes:
         name: MLX's, or the kernel's own. count: of launches (`_count`).
-        stage: 1 for what waits for nobody; else one more than the latest launch that it reads from.
+        stage: 1 for what waits for no launch; else one more than the latest launch that it reads from.
         reads, writes: bytes. weights: of the bytes read, those of parameters.
         label: the parameter that it multiplies by, or "". layer: None outside the layers.
         inputs, outputs: the arrays. before: positions, in `StepTrace.launches`, of the launches that it waits for.
@@ -138,7 +138,7 @@ class StepTrace:
     def _build(self, captured: Captured) -> list[Launch]:
         launches: list[Launch] = []
         maker: dict[str, tuple[int, ...]] = {}  # array -> launches that its content waits for
-        stored: dict[str, int] = {}  # array -> bytes that lie behind it
+        stored: dict[str, int] = {}  # array -> bytes of its memory
         origin: dict[str, str] = {}
         layer_of: dict[str, int | None] = {}
         for operation in captured.operations:

@@ -8,7 +8,7 @@
 | `delta_layer.py`, `attention_layer.py`, `experts.py`, `mlp.py` | the layers |
 | `decode.py`, `persistent.py` | a decode step as one function of arrays, and its layers as one launch each |
 | `graph.py` | the layers over the weights, without caches |
-| `memory.py` | a chunk's temporary memory, foretold |
+| `memory.py` | a chunk's temporary memory, predicted |
 | `hybrid.py` | the forward |
 """
 

@@ -114,7 +114,7 @@ class Hybrid:
         return Layout("contiguous", tuple(ArraySpec(name, shape, dtype, per_token=True) for name in ("keys", "values")))
 
     def temporary_bytes(self, length: int, *, context: int = 0, batch: int = 1, positions: int = 0) -> int:
-        """What a chunk of `length` tokens behind `context` others needs besides weights and caches (`chunk_memory`)."""
+        """What a chunk of `length` tokens after `context` others needs besides weights and caches (`chunk_memory`)."""
         return chunk_memory(self.sizes, length, context=context, batch=batch, positions=positions, **self._sizes()).peak
 
     def _sizes(self) -> dict[str, int]:

@@ -265,7 +265,7 @@ class _Taken(dict):
             del self[name]
 
     def left(self) -> list[str]:
-        """Tensors that nobody took; multi-token prediction is known, and left out."""
+        """Tensors that no layer took; multi-token prediction is known, and left out."""
         return sorted(name for name in self if not name.startswith("mtp."))
 
     def settle(self, weights: Any) -> Any:

@@ -56,7 +56,7 @@ def differences(layer: int, kind: str, ours: tuple, theirs: tuple) -> Iterator[D
 
 
 def _columns(state: dict[str, Any], a: mx.array, b: mx.array) -> int:
-    """Columns in use: what lies behind them is free room, of which both may have any."""
+    """Columns in use: what follows them is free room, of which each side may have any amount."""
     turned = state.get("rotated", False) or ("keep" in state and state["offset"] > state["index"])
     if turned:
         return max(a.shape[2], b.shape[2])

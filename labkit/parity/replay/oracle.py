@@ -63,7 +63,7 @@ class Oracle:
         if any(padding):
             for cache in caches:
                 cache.finalize()
-        # A prompt's logits are nobody's: left lazy, the head is never computed for it.
+        # Nobody reads a prompt's logits: left lazy, the head is never computed for it.
         logits = logits[:, -1, :] if record.kind == "decode" else None
         mx.eval(logits, [cache.state for cache in caches])
         return logits, caches

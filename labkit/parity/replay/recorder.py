@@ -66,7 +66,7 @@ class Recorder:
 
 
 def handles(state: Any) -> Any:
-    """A state that stays as it is: an assignment to a slice changes the array behind the handle it is made through."""
+    """A state that stays as it is: assigning to a slice changes the array of the handle that is used."""
     if isinstance(state, (tuple, list)):
         return type(state)(handles(item) for item in state)
     return copy(state) if isinstance(state, mx.array) else state
