@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import pytest
 from mlx.utils import tree_map
 
 from labkit.models.adapter import Adapter
-from labkit.models.hybrid import Hybrid
+from labkit.models.hybrid import Hybrid, Variants
+from labkit.models.hybrid.variants import choices
 
 VOCABULARY = 320
 
@@ -108,3 +110,17 @@ def tiny_hybrid() -> Models:
 def prompt(length: int, seed: int = 0, batch: int = 1) -> mx.array:
     """Random tokens [batch, length]."""
     return mx.random.randint(0, 250, (batch, length), key=mx.random.key(seed))
+
+
+SWITCHES = [
+    pytest.param(name, value, id=f"{name}-{value}")
+    for name, values in choices().items()
+    for value in values
+    if value != next(field.default for field in fields(Variants) if field.name == name)
+]
+"""Every switch of `Variants` at every value but its default."""
+
+
+def with_variants(model: Hybrid, **changes: Any) -> Hybrid:
+    """The same weights with other switches."""
+    return Hybrid(model.weights, model.config, model.dtype, variants=Variants(**changes))

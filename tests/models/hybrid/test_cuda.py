@@ -10,7 +10,7 @@ all that was measured, whether it passed or not; a failure names the first posit
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,9 +18,8 @@ import mlx.core as mx
 import pytest
 
 from labkit.models import Rows
-from labkit.models.hybrid import Hybrid, Variants
-from labkit.models.hybrid.variants import choices
-from tests.models.hybrid.small import DENSE, TEXT, config, prompt, random_module
+from labkit.models.hybrid import Hybrid
+from tests.models.hybrid.small import DENSE, SWITCHES, TEXT, config, prompt, random_module, with_variants
 
 pytestmark = pytest.mark.cuda
 
@@ -132,10 +131,6 @@ def run(model: Hybrid, tokens: mx.array, widths: list[int]) -> mx.array:
         parts.append(out)
         position += width
     return mx.concatenate(parts, axis=1)
-
-
-def with_variants(model: Hybrid, **changes: Any) -> Hybrid:
-    return Hybrid(model.weights, model.config, model.dtype, variants=Variants(**changes))
 
 
 def _weights(*shape: int) -> mx.array:
@@ -301,14 +296,6 @@ def test_a_draft_is_verified_and_partly_kept(cuda_device, accepted):
     logits = both.hybrid(token, caches, Rows.single(20 + accepted)).logits
     whole = mx.concatenate([start, draft[:, :accepted], token], axis=1)
     close(both, logits, both.expected(whole)[:, -1:], f"after {accepted} accepted tokens")
-
-
-SWITCHES = [
-    pytest.param(name, value, id=f"{name}-{value}")
-    for name, values in choices().items()
-    for value in values
-    if value != next(field.default for field in fields(Variants) if field.name == name)
-]
 
 
 @pytest.mark.parametrize(("name", "value"), SWITCHES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cache
 
 import mlx.core as mx
@@ -17,8 +16,7 @@ from labkit.models import Rows
 from labkit.models.adapter import Adapter
 from labkit.models.hybrid import Hybrid, Variants, plan
 from labkit.models.hybrid.matrix import Matrix
-from labkit.models.hybrid.variants import choices
-from tests.models.hybrid.small import TEXT, Models, config, models, prompt, random_module
+from tests.models.hybrid.small import SWITCHES, TEXT, Models, config, models, prompt, random_module, with_variants
 
 
 @cache
@@ -27,10 +25,6 @@ def one_layer_each() -> Models:
     settings = config(TEXT, num_hidden_layers=2, num_experts=4, moe_intermediate_size=64)
     module = random_module(settings, seed=1)
     return Models(module, Adapter(module, settings), Hybrid.from_module(module, settings))
-
-
-def with_variants(model: Hybrid, **changes) -> Hybrid:
-    return Hybrid(model.weights, model.config, model.dtype, variants=Variants(**changes))
 
 
 def logits(model, tokens: mx.array, widths: list[int]) -> mx.array:
@@ -191,14 +185,6 @@ def test_a_cache_with_a_tail_does_what_one_without_does(end):
     assert ours.size() == wanted.size()
     for mine, theirs in zip(ours.keys_and_values(), wanted.keys_and_values(), strict=True):
         assert mx.array_equal(mine, theirs)
-
-
-SWITCHES = [
-    pytest.param(name, value, id=f"{name}-{value}")
-    for name, values in choices().items()
-    for value in values
-    if value != next(field.default for field in fields(Variants) if field.name == name)
-]
 
 
 @pytest.mark.parametrize(("name", "value"), SWITCHES)
