@@ -146,6 +146,10 @@ class PagedCache(Cache):
         self.rows.open_tails(length)
         return self.pages.keys, self.pages.values, self.rows.keys, self.rows.values, self.rows.table()
 
+    def make_room(self, tokens: int) -> None:
+        """As `Tailed.make_room`: a table whose shape lasts for some of the tokens to come."""
+        self.rows.widen(tokens)
+
     def take_tail(self, keys: mx.array, values: mx.array, length: int) -> None:
         """The tails [B, H, tail_tokens, D] after a step that wrote `length` tokens of each row behind its newest."""
         self.rows.take_tails(keys, values, length)
@@ -177,3 +181,14 @@ class PagedCache(Cache):
     @abstractmethod
     def begin_with(self, blocks: int) -> None:
         """Begin, empty, with the blocks of the first `blocks` keys of the row's prompt, which are all in use."""
+
+
+def open_together(caches: Sequence[PagedCache], length: int) -> PagedRows:
+    """Room for `length` more tokens in the tails of layers that have taken the same tokens, as many of them in each
+    layer's. Returns the rows of one layer, which speak for all."""
+    for cache in caches:
+        cache.rows.open_tails(length)
+    if len({tuple(cache.rows.held()) for cache in caches}) > 1:
+        for cache in caches:
+            cache.rows.flush()
+    return caches[0].rows

@@ -18,6 +18,7 @@ class PagedReads:
 
     pages: Pages
     tables: list[Table]
+    width: int
     keys: mx.array | None
     values: mx.array | None
     _device: dict[str, mx.array]
@@ -26,10 +27,11 @@ class PagedReads:
         return len(self.tables)
 
     def table(self) -> mx.array:
-        """The rows' tables on the device, int32 [B, N], N a multiple of TABLE_STEP; `NULL` behind a row's last."""
+        """The rows' tables on the device, int32 [B, N], N `width` or the next multiple of TABLE_STEP; `NULL` behind a
+        row's last."""
         if "table" not in self._device:
             longest = max((len(table.blocks) for table in self.tables), default=0)
-            width = max(1, -(-longest // TABLE_STEP)) * TABLE_STEP
+            width = max(self.width, max(1, -(-longest // TABLE_STEP)) * TABLE_STEP)
             rows = np.zeros((len(self), width), np.int32)
             for b, table in enumerate(self.tables):
                 rows[b, : len(table.blocks)] = table.blocks

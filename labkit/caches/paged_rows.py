@@ -14,6 +14,7 @@ from labkit.caches.block_pool import NULL
 from labkit.caches.block_table import Table
 from labkit.caches.paged_reads import PagedReads, int32s, take_columns
 from labkit.caches.pages import Pages
+from labkit.caches.tail import AHEAD
 
 
 class PagedRows(PagedReads):
@@ -22,6 +23,7 @@ class PagedRows(PagedReads):
     Attributes:
         tables: of each row. lengths: tokens of each row, a host's number.
         keys, values: the tails, [B, H, tail_tokens, D]; row b's token p lies in column p - tables[b].tokens.
+        width: columns that the device's table has at least.
     """
 
     def __init__(self, pages: Pages, tables: Sequence[Table] = ()):
@@ -30,6 +32,7 @@ class PagedRows(PagedReads):
         self.lengths = [table.tokens for table in self.tables]
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
+        self.width = 0
         self._device: dict[str, mx.array] = {}
         pages._rows.add(self)
 
@@ -100,6 +103,14 @@ class PagedRows(PagedReads):
             self.keys, self.values = self._empty_tails()
         if max(self.held()) + length > self.pages.tail_tokens:
             self.flush()
+
+    def widen(self, tokens: int) -> None:
+        """A table for a whole tail more, if so many tokens are to come: by `AHEAD` of them at once, so that its shape
+        seldom changes."""
+        size, longest, tail = self.pages.block_tokens, max(self.lengths), self.pages.tail_tokens
+        if self.width * size < longest + min(tokens, tail):
+            self.width = -(-min(longest + tokens, -(-(longest + tail) // AHEAD) * AHEAD) // size)
+            self._device.clear()
 
     def take_tails(self, keys: mx.array, values: mx.array, length: int) -> None:
         """The tails after a step that wrote `length` tokens behind each row's newest."""

@@ -124,6 +124,7 @@ class Executor:
     def resume_from(self, session: Session, caches: list[Cache], pending: Choice) -> DecodingBatch:
         """Let a row decode on whose caches were put away; returns it."""
         if self._paging is not None:
+            self.lanes.come_back()
             caches = self._paging.take(session, caches)
         rows = DecodingBatch(self._model, [session], caches, pending)
         self.resume(rows)
@@ -188,8 +189,12 @@ class Executor:
         return [by_id[id] for id in plan.rows]
 
     def _carry_out(self, plan: Plan, rows: list[Session], events: Events) -> dict[str, Any]:
+        # A recording reads the pools that it was opened with, and would keep them while a prompt writes new ones.
+        shared = self._paging is not None and bool(self.prefill.sessions)
         if plan.kind == "decode":
-            return self.lanes.decode(plan.lane, events)
+            return self.lanes.decode(plan.lane, events, replay=not shared)
+        if shared:
+            self.lanes.come_back()
         happened, told, ready = self.prefill.run(rows, plan.spans)
         events += happened
         self._arrive(ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from labkit.engine.batch import DecodingBatch, Operation
@@ -109,12 +110,19 @@ class Lanes:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def decode(self, name: str, events: Events) -> dict[str, Any]:
+    def come_back(self) -> None:
+        """Let no row be replayed. One that cannot come back hears of it at its next step."""
+        for batch in self.batches():
+            with contextlib.suppress(Exception):
+                batch.come_back()
+
+    def decode(self, name: str, events: Events, *, replay: bool = True) -> dict[str, Any]:
         """One token for every row of a lane. Who chose its last token has it read, and takes no part in the forward.
 
         Args:
             name: the lane.
             events: what happened is appended here, also when the step fails later on.
+            replay: whether the rows may be replayed.
 
         Returns:
             What the step's record says.
@@ -135,7 +143,7 @@ class Lanes:
         masks = self._masks(lane, events) if host_first else [None] * len(lane)
         launched = [(row, row.fed) for row in lane.sessions]
         if launched:
-            lane.launch(masks, self.replays)
+            lane.launch(masks, self.replays if replay else None)
         if not host_first:
             tokens = self._read(unread, events)
         if not launched:

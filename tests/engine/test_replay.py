@@ -15,7 +15,7 @@ import mlx.core as mx
 import pytest
 
 import labkit
-from labkit.caches import contiguous, contiguous_batch, tail
+from labkit.caches import contiguous, contiguous_batch, paged_rows, tail
 from labkit.engine import MemoryGuard, Policy, SamplingParams, lanes, worker
 from labkit.engine import replay as replaying
 from labkit.engine.memory import FakeMeter
@@ -73,7 +73,8 @@ def soon(monkeypatch):
     monkeypatch.setattr(replaying, "FEWEST", 2)
     for module in (tail, recordable, contiguous):
         monkeypatch.setattr(module, "TAIL", 32)
-    monkeypatch.setattr(tail, "AHEAD", 256)
+    for module in (tail, paged_rows):
+        monkeypatch.setattr(module, "AHEAD", 256)
     with use_target("reference"):
         yield
 
@@ -92,9 +93,17 @@ def with_room(patched: pytest.MonkeyPatch) -> None:
         return open_tail(self, length)
 
     patched.setattr(tail.Tailed, "open_tail", opening)
+    open_tails = paged_rows.PagedRows.open_tails
+
+    def opening_all(self, length):
+        self.widen(1 << 20)
+        open_tails(self, length)
+
+    patched.setattr(paged_rows.PagedRows, "open_tails", opening_all)
     for module in (tail, recordable, contiguous):
         patched.setattr(module, "TAIL", 32)
-    patched.setattr(tail, "AHEAD", 256)
+    for module in (tail, paged_rows):
+        patched.setattr(module, "AHEAD", 256)
 
 
 def patience(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
@@ -338,11 +347,9 @@ def test_rows_that_ask_for_more_are_not_replayed_and_interrupt_their_neighbours(
     assert beside, "they decoded together"
 
 
-@pytest.mark.parametrize("options", [{"kv": "paged"}, {}], ids=["paged", "no decode_step"])
-def test_caches_and_models_that_do_not_offer_it(small, roomy, loaded, options):
-    model = small if options else loaded("llama")
+def test_models_that_do_not_offer_it(roomy, loaded):
     script = {0: submit(("a", 1), ("b", 2, DRAWN))}
-    plain, replayed = (play(model, script, replay=replay, **options) for replay in (False, HOST))
+    plain, replayed = (play(loaded("llama"), script, replay=replay) for replay in (False, HOST))
     compare(plain, replayed)
     assert not plain.errors
     assert (replayed.replayed, replayed.replays.recorded, replayed.replays.refused) == (0, 0, {})
@@ -354,6 +361,58 @@ def test_lanes_that_take_turns_do_not_write_into_each_others_recording(small, ro
     script = {0: submit(("a", 1, {"max_tokens": 14})), 6: submit(("b", 2, {**DRAWN, "max_tokens": 12}))}
     _, replayed = both(small, script, at_least=8)
     assert replayed.engine.runs_alone
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+PAGED = {"kv": "paged", "pool_bytes": 1 << 24, "block_tokens": 8}
+
+
+def test_rows_in_pages(small, roomy):
+    """Alone and together, of several lengths, one prompt twice: blocks are filled, taken and shared; rows join and
+    leave."""
+    first = submit(("a", 1, {"max_tokens": 50}), ("b", 2, {**DRAWN, "max_tokens": 16, "length": 40}))
+    later = submit(("twin", 2, {"max_tokens": 26, "length": 40}))
+    _, replayed = both(small, {0: first, 9: later}, at_least=25, prefill_chunk=16, **PAGED)
+    shapes = {record.shape[0] for record in replayed.engine.log if record.index in replayed.where}
+    assert shapes == {1, 2, 3}
+    assert not replayed.replays.refused
+    assert not replayed.engine.paged.faults()
+    assert replayed.engine.paged.used == 0
+
+
+def test_rows_in_pages_of_another_length_than_those_that_were_recorded(small, roomy):
+    """Their own tables, finished blocks and places in the tails, not those of the one that was recorded."""
+    script = {0: submit(("a", 1, {"max_tokens": 12})), 16: submit(("b", 2, {**DRAWN, "length": 27, "max_tokens": 12}))}
+    _, replayed = both(small, script, at_least=14, **{**PAGED, "pool_bytes": 1 << 18})
+    assert replayed.replays.recorded <= 2
+
+
+def test_rows_in_pages_taken_out_and_put_back(small, roomy):
+    kept = []
+    out = lambda engine: kept.append(engine._executor.pause(engine._register.live["a"], []))
+    script = {
+        0: submit(("a", 1, {**DRAWN, "max_tokens": 24}), ("c", 3, {"max_tokens": 26})),
+        8: out,
+        14: lambda engine: engine._executor.resume(kept.pop()),
+    }
+    both(small, script, at_least=12, **PAGED)
+
+
+def test_pools_are_not_kept_while_a_prompt_writes_new_ones(small, roomy):
+    seen = []
+
+    def look(engine: Any) -> None:
+        recording = engine.replays._recording
+        seen.append((bool(engine._executor.prefill.sessions), recording is not None and bool(recording._given)))
+
+    script = {0: submit(("a", 1, {"max_tokens": 40})), 8: submit(("b", 2, {"length": 40, "max_tokens": 8}))}
+    script |= dict.fromkeys(range(9, 30), look)
+    both(small, script, at_least=10, prefill_chunk=8, **PAGED)
+    replayed = seen[len(seen) // 2 :]
+    assert (False, True) in replayed, "it was replayed"
+    assert (True, False) in replayed, "and the prompt was computed beside it"
+    assert (True, True) not in replayed
 
 
 # -- aside and back ----------------------------------------------------------------------------------------------------

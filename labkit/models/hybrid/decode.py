@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.caches import BatchedContiguous, Cache
-from labkit.caches.paged import PagedCache
+from labkit.caches.paged_cache import PagedCache, open_together
 from labkit.caches.paged_reads import int32s
 from labkit.kernels.fused import place_columns
 from labkit.kernels.targets import device_target
@@ -53,7 +53,7 @@ class FewTokens:
             logits: "last", "all" or None.
         """
         # By their types: this is asked at every token.
-        paged = any(issubclass(kind, PagedCache) for kind in set(map(type, caches)))
+        paged = _in_pages(caches)
         counts = self._paged_columns(caches, step) if paged else self._counts(caches, step)
         memory = [
             _present(layer.mixer.memory(cache, step)) for layer, cache in zip(self._graph.layers, caches, strict=True)
@@ -120,7 +120,7 @@ class FewTokens:
         variants = step.plan.variants
         if variants.decode_rows == "gemv":
             step = replace(step, plan=replace(step.plan, variants=replace(variants, decode_rows="own")))
-        compute = self._by_arrays(step, "last", False, False, paged=False)
+        compute = self._by_arrays(step, "last", False, False, paged=_in_pages(caches))
         return decode_step(self._graph.layers, compute, caches, step, positions, tokens)
 
     def _may_compile(self, step: Step) -> bool:
@@ -130,13 +130,7 @@ class FewTokens:
 
     def _paged_columns(self, caches: list[Cache], step: Step) -> Columns:
         """Where each row's tokens stand. Every attention layer has taken the same, and keeps as many in its tail."""
-        attending = [cache for cache in caches if isinstance(cache, PagedCache)]
-        for cache in attending:
-            cache.open_tail(step.length)
-        if len({tuple(cache.rows.held()) for cache in attending}) > 1:
-            for cache in attending:
-                cache.rows.flush()
-        rows = attending[0].rows
+        rows = open_together([cache for cache in caches if isinstance(cache, PagedCache)], step.length)
         last = tuple(length + 1 + i for length in rows.lengths for i in range(step.length))
         return Columns(int32s((0,) * len(last)), int32s(last), rows.finished(), int32s(tuple(rows.held()))[:, None])
 
@@ -162,6 +156,10 @@ class FewTokens:
 
 _COUNTS = 2
 """Arrays that `_counts` gives rows without padding."""
+
+
+def _in_pages(caches: list[Cache]) -> bool:
+    return any(issubclass(kind, PagedCache) for kind in set(map(type, caches)))
 
 
 def _present(arrays: tuple) -> tuple:

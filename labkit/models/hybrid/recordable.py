@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from labkit.caches import BatchedContiguous, BatchedRecurrent, Cache, Contiguous, Recurrent
+from labkit.caches.paged import Paged
+from labkit.caches.paged_batch import BatchedPaged
+from labkit.caches.paged_cache import open_together
+from labkit.caches.recurrent_slots import BatchedSlottedRecurrent, SlottedRecurrent
 from labkit.caches.tail import TAIL
 from labkit.models.decode_step import DecodeStep
 from labkit.models.hybrid import delta_layer
@@ -16,8 +20,26 @@ from labkit.models.hybrid.config import ATTENTION
 from labkit.models.hybrid.graph import Layer
 from labkit.models.hybrid.plan import Step
 
-KINDS = {Contiguous, BatchedContiguous, Recurrent, BatchedRecurrent}
-"""Caches whose columns all rows count alike: pages count each row's own, and are flushed as they fill."""
+RECURRENT = {Recurrent, BatchedRecurrent, SlottedRecurrent, BatchedSlottedRecurrent}
+PAGED = {Paged, BatchedPaged}
+KINDS = RECURRENT | PAGED | {Contiguous, BatchedContiguous}
+
+
+class Counted(NamedTuple):
+    """Where attention's columns stand, as numbers that the device counts on.
+
+    Attributes:
+        numbers, by: at this step, and how much each of them moves on with one.
+        given: arrays besides that stay.
+        room: steps until a tail is full.
+        columns: the numbers, int32 [len(numbers)], and `given` -> what the step's function takes behind positions.
+    """
+
+    numbers: tuple[int, ...]
+    by: tuple[int, ...]
+    given: list[mx.array]
+    room: int
+    columns: Callable[[mx.array, list[mx.array]], list[mx.array]]
 
 
 def decode_step(
@@ -35,29 +57,27 @@ def decode_step(
     attending = [cache for cache in caches if cache.kind == "contiguous"]
     for cache in attending:
         cache.make_room(tokens)
-    tails = [cache.open_tail(1)[2] for cache in attending]
-    filled = attending[0].size() if attending else 0
-    if len({tail.settled for tail in tails}) > 1 or any(cache.size() != filled for cache in attending):
+    counted = _in_pages(attending) if {type(cache) for cache in attending} & PAGED else _in_rectangle(attending)
+    if counted is None:
         return None
-    settled = tails[0].settled if tails else 0
-    padding = [attending[0].left_padding] if attending and isinstance(attending[0], BatchedContiguous) else []
     parts = [layer.mixer.memory(cache, step) for layer, cache in zip(layers, caches, strict=True)]
-    given, memory = list(padding), []
+    given, memory = list(counted.given), []
     for layer, part in zip(layers, parts, strict=True):
         if layer.kind == ATTENTION:
-            given += [part.keys, part.values]
+            given += [part.keys, part.values, *([] if part.table is None else [part.table])]
             memory += [part.tail_keys, part.tail_values]
         else:
             memory += part
-    rows = len(positions)
+    rows, paged = len(positions), [type(cache) in PAGED for cache in caches]
 
     def by_arrays(
         fed: mx.array, counters: mx.array, given: list[mx.array], memory: list[mx.array]
     ) -> tuple[mx.array, list[mx.array]]:
-        arrays = [fed, *mx.split(counters, [rows, rows + 1, rows + 2])[:3], *given[: len(padding)]]
-        buffers, changing = iter(given[len(padding) :]), iter(memory)
-        known = [_memory(layer, buffers, changing) for layer in layers]
-        (logits, _), after = compute(arrays, [], known)
+        places, numbers = mx.split(counters, [rows])
+        besides = len(counted.given)
+        buffers, changing = iter(given[besides:]), iter(memory)
+        known = [_memory(layer, part, buffers, changing) for layer, part in zip(layers, paged, strict=True)]
+        (logits, _), after = compute([fed, places, *counted.columns(numbers, given[:besides])], [], known)
         return logits, [array for layer, part in zip(layers, after, strict=True) for array in _changed(layer, part)]
 
     def keep(memory: list[mx.array], steps: int) -> None:
@@ -70,19 +90,46 @@ def decode_step(
 
     return DecodeStep(
         by_arrays,
-        counters=(*positions, filled, settled),
-        by=(*(1,) * rows, 1, 0),
+        counters=(*positions, *counted.numbers),
+        by=(*(1,) * rows, *counted.by),
         given=given,
         memory=memory,
-        room=TAIL - (filled - settled) if attending else TAIL,
+        room=counted.room,
         keep=keep,
     )
 
 
-def _memory(layer: Layer, buffers: Any, changing: Any) -> tuple[mx.array, ...]:
+def _in_rectangle(attending: Sequence[Contiguous | BatchedContiguous]) -> Counted | None:
+    """All rows and layers hold the same columns, as many of them settled. With no layer that attends, of none."""
+    settled = {cache.open_tail(1)[2].settled for cache in attending} or {0}
+    filled = {cache.size() for cache in attending} or {0}
+    if len(settled) > 1 or len(filled) > 1:
+        return None
+    (settled,), (filled,) = settled, filled
+    padding = [cache.left_padding for cache in attending[:1] if isinstance(cache, BatchedContiguous)]
+    room = TAIL - (filled - settled)
+    return Counted((filled, settled), (1, 0), padding, room, lambda n, given: [*mx.split(n, [1, 2])[:2], *given])
+
+
+def _in_pages(attending: Sequence[Paged | BatchedPaged]) -> Counted:
+    """Each row counts its own tokens. The table stays until a tail is full: only then blocks are taken."""
+    rows = open_together(attending, 1)
+    held, count = rows.held(), len(rows)
+    finished = [tokens - tail for tokens, tail in zip(rows.lengths, held, strict=True)]
+    numbers = [*[0] * count, *(tokens + 1 for tokens in rows.lengths), *finished, *held]
+
+    def columns(numbers: mx.array, given: list[mx.array]) -> list[mx.array]:
+        first, last, finished, held = mx.split(numbers, [count, 2 * count, 3 * count, 4 * count])[:4]
+        return [first, last, finished, held[:, None]]
+
+    by = [number for number in (0, 1, 0, 1) for _ in range(count)]
+    return Counted(tuple(numbers), tuple(by), [], rows.pages.tail_tokens - max(held), columns)
+
+
+def _memory(layer: Layer, paged: bool, buffers: Any, changing: Any) -> tuple[mx.array, ...]:
     if layer.kind == ATTENTION:
-        keys, values = next(buffers), next(buffers)
-        return keys, values, next(changing), next(changing)
+        keys, values, *table = (next(buffers) for _ in range(3 if paged else 2))
+        return keys, values, next(changing), next(changing), *table
     return next(changing), next(changing)
 
 
