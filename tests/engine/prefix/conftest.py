@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from labkit.caches import Cache, Contiguous, Recurrent, Rotating
 from labkit.engine.prefix import PrefixStore
@@ -132,3 +133,40 @@ def open_store(tmp_path: Path) -> Iterator[Any]:
     yield make
     for store in opened:
         store.close(5.0)
+
+
+PROMPT = [(7 * i + 3) % 251 for i in range(45)]  # five blocks and five tokens
+ROW = [*PROMPT, *[(11 * i) % 200 for i in range(30)]]  # a prompt, and what was decoded after it
+
+
+def restored(store: PrefixStore, witness: Witness, tokens, **options) -> int:
+    """How many tokens come back; what does must be right."""
+    lease = store.lookup(tokens, **options)
+    if lease is None:
+        return 0
+    with lease:
+        assert witness.same(lease.restore(), tokens[: lease.tokens])
+        return lease.tokens
+
+
+def decoded(witness: Witness) -> list:
+    """A row in the middle of decoding: its ring has turned."""
+    caches = witness.after(PROMPT)
+    for position in range(45, 75):
+        witness.extend(caches, ROW, position, position + 1)
+    return caches
+
+
+def identical(a: list, b: list) -> bool:
+    return all(
+        x.dump()[1] == y.dump()[1] and all(mx.array_equal(x.dump()[0][n], y.dump()[0][n]) for n in y.dump()[0])
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def leaves(cache):
+    return [array for _, array in tree_flatten(cache.state) if isinstance(array, mx.array)]
+
+
+def address(array):
+    return np.array(array.view(mx.uint8), copy=False).ctypes.data

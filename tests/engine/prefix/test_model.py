@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from labkit.engine.prefix import PrefixStore, Retention
-from tests.engine.prefix.conftest import KINDS, WIDTH, Witness
+from tests.engine.prefix.conftest import KINDS, WIDTH, Witness, identical
 from tests.engine.prefix.faults import BROKEN, FULL, Failing
-from tests.engine.prefix.test_store import identical
 from tests.nightly import many
 
 # Few tokens and few lengths, so that prompts share beginnings and part.
