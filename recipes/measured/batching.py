@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from labkit.measure.end_to_end.fair_line import own_deltanet
 from labkit.measure.end_to_end.sides import FAIR, RELEASED
 from labkit.measure.end_to_end.subject import Subject, open_subject
 from labkit.models import LoadedModel
-from recipes.measured.kernels import conditions
+from recipes.measured.table import Table
 
 SHAPE = "qwen3.6-35b-a3b"
 TURN, POINT = 0.3, 15.0
@@ -55,7 +54,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=400.0)
     parser.add_argument("--name", default="h200", help="prefix of the file")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     Sweep(arguments).all()
 
 
@@ -63,28 +61,23 @@ class Sweep:
     """One run: what has been measured so far is in the table's file after every point."""
 
     def __init__(self, arguments: argparse.Namespace):
-        self.arguments, self.begin = arguments, time.perf_counter()
-        self.path = arguments.out / f"{arguments.name}_batching.json"
-        self.rows: list[dict[str, Any]] = self.kept()
-        self.notes: dict[str, Any] = {}
+        self.arguments, self.notes = arguments, {}
+        path = arguments.out / f"{arguments.name}_batching.json"
+        self.table = Table(path, arguments.commit, seconds=arguments.seconds, conditions=self.notes)
+        self.table.rows = self.kept()
         self.warm: set[str] = set()
 
     def kept(self) -> list[dict[str, Any]]:
         """Points that an earlier run at this commit has measured."""
-        known = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        known = json.loads(self.table.path.read_text()) if self.table.path.is_file() else {}
         same = known.get("commit") == self.arguments.commit and known["conditions"].get("model") == self.arguments.model
         return [row for row in known["rows"] if "point" in row] if same else []
 
     def all(self) -> None:
         """Every part, in order."""
         for part in (self.prepare, self.host, self.points):
-            try:
-                part()
-            except Exception:
-                traceback.print_exc()
-                self.notes.setdefault("failed", {})[part.__name__] = traceback.format_exc(limit=-3)
-            self.write()
-        self.say(f"table: {self.path.name}, {len(self.rows)} rows")
+            self.table.attempt(part.__name__, part)
+        self.table.say(f"table: {self.table.path.name}, {len(self.table.rows)} rows")
 
     def prepare(self) -> None:
         """The model on both sides, and this device's read rate."""
@@ -104,8 +97,8 @@ class Sweep:
         self.rates = rates = floors.measure()
         read, computed = rates.read.value, rates.matmul.value
         self.notes |= {"model": a.model, "graph": self.subject.graph, "weights_bytes": self.subject.weights_bytes}
-        self.rows.append({"name": "rates", "read_bytes_a_second": read, "operations_a_second": computed})
-        self.say(f"{a.model}, {self.subject.graph} graph, {read / 1e9:.1f} GB/s, {computed / 1e9:.0f} GFLOP/s")
+        self.table.rows.append({"name": "rates", "read_bytes_a_second": read, "operations_a_second": computed})
+        self.table.say(f"{a.model}, {self.subject.graph} graph, {read / 1e9:.1f} GB/s, {computed / 1e9:.0f} GFLOP/s")
 
     @property
     def on_cpu(self) -> bool:
@@ -118,24 +111,20 @@ class Sweep:
             for options in ({}, {"temperature": 0.8, "top_p": 0.95}):
                 cost = host_cost(self.ours.loaded, rows, steps=100, **options)
                 kind = "sampled" if options else "greedy"
-                self.rows.append({"name": "host cost of a step", "choice": kind, **asdict(cost), "engine": cost.engine})
-                self.say(f"host, B={rows}, {kind}: {cost.engine * 1e6:.0f} us of {cost.step * 1e6:.0f} us")
+                row = {"name": "host cost of a step", "choice": kind, **asdict(cost), "engine": cost.engine}
+                self.table.rows.append(row)
+                self.table.say(f"host, B={rows}, {kind}: {cost.engine * 1e6:.0f} us of {cost.step * 1e6:.0f} us")
 
     def points(self) -> None:
         """Points in the order of their worth, until time is up."""
-        done = {row["point"] for row in self.rows if "point" in row}
+        done = {row["point"] for row in self.table.rows if "point" in row}
         for name, make in self.plan():
             if name in done:
                 continue
-            if time.perf_counter() - self.begin > self.arguments.seconds:
+            if self.table.left < 0:
                 self.notes.setdefault("left out for lack of time", []).append(name)
                 continue
-            try:
-                self.point(name, *make())
-            except Exception:
-                traceback.print_exc()
-                self.notes.setdefault("failed", {})[name] = traceback.format_exc(limit=-3)
-            self.write()
+            self.table.attempt(name, lambda name=name, make=make: self.point(name, *make()))
             mx.clear_cache()
 
     def plan(self) -> Iterator[tuple[str, Callable[[], tuple[Workload, list[Side], int]]]]:
@@ -180,13 +169,14 @@ class Sweep:
             self.warm_up(side, workload)
         limits = {"turn": TURN, "seconds": POINT} if self.on_cpu else {}
         point = sweep_point(sides, workload, rounds=rounds, costs=self.subject.costs, rates=self.rates, **limits)
-        self.rows += [{"point": name, **row} for row in point.as_rows()]
+        self.table.rows += [{"point": name, **row} for row in point.as_rows()]
         for recorded in (side.recorded for side in sides if isinstance(side, EngineSide) and side.recorded):
-            self.rows.append({"name": f"recordings of {name}", **recorded})
-            self.say(f"recorded: {recorded}")
+            self.table.rows.append({"name": f"recordings of {name}", **recorded})
+            self.table.say(f"recorded: {recorded}")
         told = ", ".join(f"{side.name} {self._figures(point, side)}" for side in sides)
         ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*point.ratio(sides[0].name, side.name)) for side in sides[1:]]
-        self.say(f"{name}: {told}; ratios {', '.join(ratios)}; floor {point.floor:.0f} tok/s, load {point.load:.1f}")
+        floor = f"floor {point.floor:.0f} tok/s, load {point.load:.1f}"
+        self.table.say(f"{name}: {told}; ratios {', '.join(ratios)}; {floor}")
 
     def warm_up(self, side: Side, workload: Workload) -> None:
         """Short runs before a side's first turn, which compile and load what is new. On a GPU every point has new
@@ -204,15 +194,6 @@ class Sweep:
         gaps = f"gap {median('gap_median') * 1e3:.2f} ms, worst {median('gap_worst') * 1e3:.2f}"
         rest = f"first {median('first_mean'):.3f} s, peak {median('peak_bytes') / 1e9:.2f} GB"
         return f"{median('throughput'):.0f} tok/s ({median('processor') * 1e3:.2f} ms of processor, {gaps}, {rest})"
-
-    def say(self, text: str) -> None:
-        """Progress."""
-        print(f"[{time.perf_counter() - self.begin:6.1f} s] {text}", flush=True)
-
-    def write(self) -> None:
-        """The table so far."""
-        table = conditions(self.arguments.commit) | {"conditions": self.notes, "rows": self.rows}
-        self.path.write_text(json.dumps(table, indent=1) + "\n")
 
 
 def as_loaded(subject: Subject) -> LoadedModel:

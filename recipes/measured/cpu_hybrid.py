@@ -13,14 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,7 @@ import mlx.core as mx
 import numpy as np
 
 import labkit
-from labkit.devices import this_device
+from labkit.devices import installed_versions
 from labkit.kernels.gated_delta import gates as delta_gates
 from labkit.kernels.gated_delta import scan
 from labkit.kernels.quantized_matmul import Packed, quantized_matmul
@@ -37,6 +34,7 @@ from labkit.measure.model_costs import ModelCosts
 from labkit.measure.paired import paired
 from labkit.models import Model, Rows
 from labkit.models.adapter import Adapter
+from recipes.measured.table import Table, shown
 
 MODEL = "tiny-hybrid"
 PROMPTS, CONTEXTS, BATCHES = (64, 512, 2048), (256, 2048), (1, 4, 8)
@@ -56,26 +54,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
     arguments = parser.parse_args()
-    found = conditions(arguments.commit) | {"rates": rates(), "expected": EXPECTED}
-    print(json.dumps(found), flush=True)
-    found |= {"failed": {}, "rows": []}
-    for name in arguments.parts:
-        try:
-            rows = globals()[name](found["rates"], arguments)
-            show(name, rows)
-            found["rows"] += [{"part": name, **row} for row in rows]
-        except Exception:
-            traceback.print_exc()
-            found["failed"][name] = traceback.format_exc(limit=1)
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    about = installed_versions(("numba", "numpy")) | {
+        "threads": all_workers().threads,
+        "load_before": os.getloadavg()[0],
+    }
+    table = Table(arguments.out, arguments.commit, **about, rates=rates(), expected=EXPECTED)
+    table.say(str(table.about))
 
+    def measure(part: str) -> None:
+        for row in globals()[part](table.about["rates"], arguments):
+            table.add({"part": part, **row})
+            table.say(f"{part}: {shown(row)}")
 
-def conditions(commit: str) -> dict[str, Any]:
-    """What a figure depends on."""
-    versions = {name: version(name) for name in ("mlx", "mlx-lm", "numba", "numpy")}
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    threads = {"threads": all_workers().threads, "load_before": load, "date": time.strftime("%Y-%m-%d")}
-    return {"device": this_device().name, "commit": commit, "python": platform.python_version(), **versions, **threads}
+    for part in arguments.parts:
+        table.attempt(part, partial(measure, part))
 
 
 def rates() -> dict[str, float]:
@@ -331,14 +323,6 @@ def timed(call: Callable[[], Any]) -> float:
     if isinstance(result, mx.array):
         mx.eval(result)
     return time.perf_counter() - begin
-
-
-def show(name: str, rows: list[dict[str, Any]]) -> None:
-    """A line a row."""
-    print(f"-- {name}")
-    for row in rows:
-        cells = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
-        print("  " + "  ".join(cells), flush=True)
 
 
 if __name__ == "__main__":

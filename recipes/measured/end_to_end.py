@@ -10,12 +10,12 @@ on where it was. A part that fails is reported, and the next one begins.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from labkit.measure.trace import StepTrace, capture
 from labkit.measure.trace.cuda_graph import read_graphs
 from labkit.measure.trace.step import as_record
 from labkit.models.hybrid import Variants
-from recipes.measured.kernels import conditions
+from recipes.measured.table import Table, shown
 
 FIRST = (4096, 32768, 131072)
 CHUNKS = (2048, 4096, 8192)
@@ -53,7 +53,6 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=LENGTHS[-1], help="no longer prompt or context than this")
     parser.add_argument("--name", default="h200", help="prefix of the file")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     Run(arguments).all()
 
 
@@ -61,37 +60,33 @@ class Run:
     """One run: what has been measured so far is in the table's file after every part."""
 
     def __init__(self, arguments: argparse.Namespace):
-        self.arguments, self.begin = arguments, time.perf_counter()
-        self.path = arguments.out / f"{arguments.name}_end_to_end.json"
-        self.rows: list[dict[str, Any]] = []
-        self.notes: dict[str, Any] = {}
+        self.arguments = arguments
+        path, seconds = arguments.out / f"{arguments.name}_end_to_end.json", arguments.seconds
+        about = {name: getattr(arguments, name) for name in ("shape", "layers", "graph")}
+        self.table = Table(path, arguments.commit, seconds=seconds, **about, variants=vars(Variants()))
         self.chunk: int | None = None
 
     def all(self) -> None:
         """Every part that was asked for."""
         self.subject = self._open(0.0)
         self.machine = ablations.Machine.measured(floors.measure(quick=True))
-        self.notes["floors"] = {
+        floors_here = {
             "read_bytes_a_second": self.machine.floors.read.value,
             "matmul_operations_a_second": self.machine.floors.matmul.value,
             "wait_seconds": self.machine.wait,
             "launch_seconds": self.machine.launch,
         }
-        self.rows.append({"table": "machine", "name": "machine"} | self.notes["floors"])
-        self._say(f"floors: {self.notes['floors']}")
+        self.table.about["floors"] = floors_here
+        self.table.rows.append({"table": "machine", "name": "machine"} | floors_here)
+        self.table.say(f"floors: {floors_here}")
         if self.arguments.parts != "O":
             self._warm_up()
         for letter, part in PARTS.items():
             if letter not in self.arguments.parts:
                 continue
-            self._say(f"== part {letter}: {part.__doc__}")
-            try:
-                part(self)
-            except Exception:
-                traceback.print_exc()
-                self.notes.setdefault("failed", {})[letter] = traceback.format_exc(limit=-3)
-            self._write()
-        self._say(f"table: {self.path.name}, {len(self.rows)} rows")
+            self.table.say(f"== part {letter}: {part.__doc__}")
+            self.table.attempt(letter, partial(part, self))
+        self.table.say(f"table: {self.table.path.name}, {len(self.table.rows)} rows")
 
     def _warm_up(self) -> None:
         """Compile what both sides need, so that no point is charged for it."""
@@ -104,7 +99,7 @@ class Run:
                 side.prefill(tokens[: side.warm_up_tokens or tokens.size])
             except Exception:
                 traceback.print_exc()
-            self._say(f"  {side.name}: first use took {time.perf_counter() - begin:.0f} s")
+            self.table.say(f"  {side.name}: first use took {time.perf_counter() - begin:.0f} s")
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
@@ -132,8 +127,8 @@ class Run:
             captured = capture(self.subject.model, context=context)
             trace = StepTrace.of(captured, self.subject.costs, copies_updates=True)
             counted = as_record(trace, self.subject.costs, context)
-            self.rows.append({"table": "trace", "name": f"step at {context}", "context": context} | counted)
-            self._say(
+            self.table.rows.append({"table": "trace", "name": f"step at {context}", "context": context} | counted)
+            self.table.say(
                 f"trace at {context}: " + ", ".join(f"{k}={v}" for k, v in counted.items() if type(v) is not list)
             )
 
@@ -147,20 +142,20 @@ class Run:
         found = os.environ | {"MLX_SAVE_CUDA_GRAPHS_DOT_FILE": str(target)}
         subprocess.run(command, env=found, timeout=150, check=False)
         if not target.is_file():
-            self._say("  MLX wrote no graph")
+            self.table.say("  MLX wrote no graph")
             return
-        self._say("  the file begins: " + repr(target.read_text(errors="replace")[:600]))
+        self.table.say("  the file begins: " + repr(target.read_text(errors="replace")[:600]))
         for number, graph in enumerate(read_graphs(target)):
             row = {"table": "cuda_graph", "name": f"graph {number}", "layers": 8, "graph": number}
             row["launches"] = graph.launches
             row |= {"stages": graph.stages, "by_name": graph.by_name()[:40]}
-            self.rows.append(row)
-            self._say(f"  graph {number}: {graph.launches} launches, {graph.stages} stages")
+            self.table.rows.append(row)
+            self.table.say(f"  graph {number}: {graph.launches} launches, {graph.stages} stages")
 
     def one_step(self) -> None:
         """a few decode steps, for whoever records what they launch"""
         side = LabkitSide(self.subject.model)
-        self._say(f"  {side.decode(Filled(self.subject.model.layouts, 4096), 2, 2)[0]:.4f} s a token")
+        self.table.say(f"  {side.decode(Filled(self.subject.model.layouts, 4096), 2, 2)[0]:.4f} s a token")
 
     def ablations_skewed(self) -> None:
         """the same with skewed routing, and the engine's own speed there"""
@@ -188,10 +183,10 @@ class Run:
                 "tokens": tokens.size,
                 "peak_bytes": mx.get_peak_memory(),
             }
-            self.rows.append(row | {"tokens_per_second": speeds[chunk]})
-            self._say(f"  chunk {chunk}: {speeds[chunk]:,.0f} tok/s, peak {mx.get_peak_memory() / 1e9:.2f} GB")
+            self.table.rows.append(row | {"tokens_per_second": speeds[chunk]})
+            self.table.say(f"  chunk {chunk}: {speeds[chunk]:,.0f} tok/s, peak {mx.get_peak_memory() / 1e9:.2f} GB")
         self.chunk = max(speeds, key=speeds.get)
-        self.notes["chunks"] = {"tokens": tokens.size, "tokens_per_second": speeds, "chosen": self.chunk}
+        self.table.about["chunks"] = {"tokens": tokens.size, "tokens_per_second": speeds, "chosen": self.chunk}
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
@@ -200,7 +195,7 @@ class Run:
         name, layers, graph = self.arguments.shape, self.arguments.layers, self.arguments.graph
         subject = open_subject(name, graph=graph, layers=layers, skew=skew)
         mx.eval(mx.zeros(1))
-        self._say(
+        self.table.say(
             f"{subject.name}, {subject.graph} graph, skew {skew:g}: {subject.weights_bytes / 1e9:.2f} GB a copy, "
             f"built in {time.perf_counter() - begin:.0f} s, {mx.get_active_memory() / 1e9:.1f} GB in use, "
             f"{mx.get_peak_memory() / 1e9:.1f} GB at the peak"
@@ -209,7 +204,7 @@ class Run:
 
     @property
     def _left(self) -> float:
-        return max(1.0, self.arguments.seconds - (time.perf_counter() - self.begin))
+        return max(1.0, self.table.left)
 
     def _sides(self, point: Point) -> list[Side]:
         """Who takes part in a point: mlx-lm as released in one alone, its fair line where it is not too slow."""
@@ -230,59 +225,51 @@ class Run:
             try:
                 records = measure(
                     self._sides(point), self.subject.model, plan,
-                    costs=self.subject.costs, floors=self.machine.floors, parts=parts, progress=self._say,
+                    costs=self.subject.costs, floors=self.machine.floors, parts=parts, progress=self.table.say,
                 )  # fmt: skip
             except Exception:
                 traceback.print_exc()
                 continue
             for record in records:
                 name = f"{record['kind']} {record['length']}"
-                self.rows.append({"table": "point", "name": name, "skew": skew} | record)
+                self.table.rows.append({"table": "point", "name": name, "skew": skew} | record)
                 self._show(record)
-            self._write()
+            self.table.write()
 
     def _ablate(self, subject: Subject, skew: float) -> None:
         plan = Plan((Point("decode", 2),), rounds=3, steps=24, point_seconds=8.0)
         for ablation in ablations.ABLATIONS:
             if self._left <= 1.0:
-                self._say("the time is over")
+                self.table.say("the time is over")
                 return
             chosen = [ablation]
             parts = self._parts("ablations", plan, fingerprint=False)
             try:
                 records = ablations.run(
                     subject, self.machine, plan, chosen=chosen, skew=skew, parts=parts, seconds=self._left,
-                    progress=self._say,
+                    progress=self.table.say,
                 )  # fmt: skip
             except Exception:
                 traceback.print_exc()
                 continue
             for record in records:
-                self.rows.append({"table": "ablation"} | record)
-                shown = {k: _short(v) for k, v in record.items() if k not in ("saves", "base", "published")}
-                self._say("  " + "  ".join(f"{key}={value}" for key, value in shown.items()))
-            self._write()
+                self.table.rows.append({"table": "ablation"} | record)
+                told = {k: v for k, v in record.items() if k not in ("saves", "base", "published")}
+                self.table.say("  " + shown(told))
+            self.table.write()
 
     def _parts(self, name: str, plan: Plan, fingerprint: bool = True) -> Parts:
         found = subject_conditions(self.subject) if fingerprint and self.subject else {"shape": self.arguments.shape}
-        return Parts(self.arguments.out / f"{self.path.stem}_parts" / name, found | {"commit": self.arguments.commit})
+        return Parts(
+            self.arguments.out / f"{self.table.path.stem}_parts" / name, found | {"commit": self.arguments.commit}
+        )
 
     def _show(self, record: dict[str, Any]) -> None:
         columns, rows = table.rows([record], record["kind"])
         for row in rows:
-            self._say("  " + "  ".join(f"{c}={v}" for c, v in zip(columns, row, strict=True) if v is not None))
+            self.table.say("  " + "  ".join(f"{c}={v}" for c, v in zip(columns, row, strict=True) if v is not None))
         for name, reason in record["failed"].items():
-            self._say(f"  {name} failed: {reason}")
-
-    def _write(self) -> None:
-        found = conditions(self.arguments.commit) | {"shape": self.arguments.shape, "layers": self.arguments.layers}
-        found |= {"graph": self.arguments.graph, "variants": vars(Variants()), **self.notes, "rows": self.rows}
-        scratch = self.path.with_suffix(".partial")
-        scratch.write_text(json.dumps(found, indent=1, default=str) + "\n")
-        scratch.replace(self.path)
-
-    def _say(self, text: str) -> None:
-        print(f"[{time.perf_counter() - self.begin:6.1f} s] {text}", flush=True)
+            self.table.say(f"  {name} failed: {reason}")
 
 
 PARTS = {
@@ -295,10 +282,6 @@ PARTS = {
     "G": Run.cuda_graphs,
     "O": Run.one_step,
 }
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ each. None begins after `--seconds`.
 from __future__ import annotations
 
 import argparse
-import json
-import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,7 @@ from labkit.parity.report import ParityReport
 from labkit.parity.sides import LabkitSide, MlxLmSide
 from labkit.parity.teacher_forcing import teacher_forced
 from labkit.parity.windows import heldout_texts, windows_across
-from recipes.measured.kernels import conditions
+from recipes.measured.table import Table, shown
 
 DTYPE = mx.bfloat16
 
@@ -87,9 +84,9 @@ class Run:
     """One run: what has been found so far is in the table's file after every part."""
 
     def __init__(self, arguments: argparse.Namespace):
-        self.arguments, self.begin = arguments, time.perf_counter()
-        self.path = arguments.out / f"{arguments.name}_hybrid_parity.json"
-        self.rows: list[dict[str, Any]] = []
+        self.arguments = arguments
+        path = arguments.out / f"{arguments.name}_hybrid_parity.json"
+        self.table = Table(path, arguments.commit, seconds=arguments.seconds, family="hybrid_parity")
 
     def all(self) -> None:
         """Every part, in the order of its worth."""
@@ -104,19 +101,16 @@ class Run:
             "specialised and invariant, whole": lambda: self.against(golden, LabkitSide(invariant, golden.form)),
         }
         for name, part in parts.items():
-            if time.perf_counter() - self.begin > self.arguments.seconds:
-                print(f"-- no time left for {name}", flush=True)
+            if self.table.left < 0:
+                self.table.say(f"-- no time left for {name}")
                 continue
-            begin = time.perf_counter()
-            try:
-                self.rows.append(row(name, part()))
-            except Exception:
-                traceback.print_exc()
-                self.rows.append({"part": name, "failed": traceback.format_exc(limit=-3)})
-            self.write()
-            print(f"== {name}: {time.perf_counter() - begin:.0f} s", flush=True)
-            print("  " + "  ".join(f"{k}={v}" for k, v in self.rows[-1].items()), flush=True)
+            self.table.attempt(name, lambda name=name, part=part: self.keep(row(name, part())))
         self.judge()
+
+    def keep(self, found: dict[str, Any]) -> None:
+        """A row into the table, and on the screen."""
+        self.table.add(found)
+        self.table.say(f"== {shown(found)}")
 
     def against(self, golden: Any, side: Any) -> ParityReport:
         """Over the golden's own windows, as many positions as were asked for."""
@@ -132,18 +126,11 @@ class Run:
 
     def judge(self) -> None:
         """Whether the specialised graph is no farther from fp32 than mlx-lm is."""
-        found = {r["part"]: r for r in self.rows if "mean_kl" in r}
+        found = {r["part"]: r for r in self.table.rows}
         ours, theirs = found.get("specialised, whole"), found.get("mlx-lm, whole")
         if ours and theirs:
             ratio = ours["mean_kl"] / theirs["mean_kl"]
-            self.rows.append({"part": "judgement", "mean_kl_over_mlx_lm": ratio, "no_farther": ratio <= 1.05})
-            self.write()
-            print(f"== mean KL to fp32 is {ratio:.3f} of mlx-lm's", flush=True)
-
-    def write(self) -> None:
-        """The table so far."""
-        table = {"family": "hybrid_parity", **conditions(self.arguments.commit), "rows": self.rows}
-        self.path.write_text(json.dumps(table, indent=1) + "\n")
+            self.keep({"part": "judgement", "mean_kl_over_mlx_lm": ratio, "no_farther": ratio <= 1.05})
 
 
 def main() -> None:
@@ -154,7 +141,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--name", default="h200", help="prefix of the file")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     Run(arguments).all()
 
 

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
-import platform
 import time
 import traceback
-from importlib.metadata import version
 from pathlib import Path
 
-import mlx.core as mx
+from recipes.measured.table import Table, shown
 
 FAMILIES = (
     "quantized_matmul",
@@ -31,18 +28,6 @@ FAMILIES = (
 )
 
 
-def conditions(commit: str) -> dict:
-    """Device, versions and commit: what a figure must carry."""
-    info = mx.device_info()
-    found = {"device": info.get("device_name", "unknown"), "commit": commit, "python": platform.python_version()}
-    for name in ("mlx", "mlx-lm", "torch", "triton"):
-        try:
-            found[name] = version(name)
-        except Exception:
-            found[name] = None
-    return found | {"date": time.strftime("%Y-%m-%d")}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", default=FAMILIES)
@@ -51,7 +36,6 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="every configuration, not only the quick ones")
     parser.add_argument("--name", default="h200", help="prefix of the files")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     for family in arguments.families or FAMILIES:
         begin = time.perf_counter()
         try:
@@ -59,16 +43,12 @@ def main() -> None:
         except Exception:
             traceback.print_exc()
             continue
-        table = {"family": family, **conditions(arguments.commit), "rows": rows}
-        path = arguments.out / f"{arguments.name}_{family}.json"
-        path.write_text(json.dumps(table, indent=1, default=str) + "\n")
+        table = Table(arguments.out / f"{arguments.name}_{family}.json", arguments.commit, family=family)
+        table.rows = rows
+        table.write()
         print(f"== {family}: {len(rows)} rows in {time.perf_counter() - begin:.0f} s", flush=True)
         for row in rows:
-            print("  " + "  ".join(f"{k}={_short(v)}" for k, v in row.items()), flush=True)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+            print("  " + shown(row), flush=True)
 
 
 if __name__ == "__main__":

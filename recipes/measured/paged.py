@@ -12,12 +12,11 @@ and problem; a part that fails is reported, and the next one begins.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -29,7 +28,7 @@ from labkit.kernels.attention.paged_bench import HEADS, KV_HEADS, SCALE, WIDTH
 from labkit.kernels.targets import device_target
 from labkit.measure.batching import EngineSide, Workload, sweep_point
 from labkit.measure.batching.sides import Contexts
-from recipes.measured.kernels import conditions
+from recipes.measured.table import Table, shown
 
 
 def main() -> None:
@@ -42,32 +41,24 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=16384, help="tokens a row in part B")
     parser.add_argument("--name", default="h200", help="prefix of the file")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path, begin, found = arguments.out / f"{arguments.name}_paged.json", time.perf_counter(), []
-    deadline = begin + arguments.seconds
+    table = Table(arguments.out / f"{arguments.name}_paged.json", arguments.commit, family="paged")
+    deadline = time.perf_counter() + arguments.seconds
     parts = {
         "A": lambda: paged_bench.rows(quick=not arguments.full, deadline=deadline),
         "B": lambda: decode_steps(arguments.context, deadline),
         "C": lambda: appends(deadline),
         "D": lambda: engines(deadline),
     }
+
+    def measure(part: str) -> None:
+        table.say(f"== part {part}")
+        for row in parts[part]():
+            table.add({"part": part} | row)
+            print("  " + shown(row), flush=True)
+
     for part in (part for part in parts if part in arguments.parts):
-        print(f"== part {part}, {time.perf_counter() - begin:.0f} s", flush=True)
-        try:
-            for row in parts[part]():
-                found.append({"part": part} | row)
-                table = {"family": "paged", **conditions(arguments.commit), "rows": found}
-                path.write_text(json.dumps(table, indent=1, default=str) + "\n")
-                print("  " + "  ".join(f"{key}={_short(value)}" for key, value in row.items()), flush=True)
-        except Exception:
-            traceback.print_exc()
-    print(f"{len(found)} rows in {time.perf_counter() - begin:.0f} s: {path.name}")
-
-
-def _short(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_short, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        table.attempt(part, partial(measure, part))
+    table.say(f"{len(table.rows)} rows: {table.path.name}")
 
 
 def _token(rows: int) -> tuple[mx.array, mx.array]:

@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,7 @@ from labkit.measure.footprint import raised
 from labkit.measure.guard_cost import guard_cost
 from labkit.models import LoadedModel, Rows, synthetic
 from labkit.models.hybrid import Hybrid
-from recipes.measured.kernels import conditions
+from recipes.measured.table import Table
 
 RATIO = (130, 115, 100)
 PARTS = ("estimates", "pressure", "pause", "idle")
@@ -60,7 +57,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0, help="of measuring, once all is compiled")
     parser.add_argument("--name", default="cpu", help="prefix of the file")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     Run(arguments).all()
 
 
@@ -69,20 +65,16 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace):
         self.arguments = arguments
-        begin = time.perf_counter()
-        self.loaded = _model(arguments)
-        print(
-            f"{self.loaded.name}, {type(self.loaded.model).__name__}: {time.perf_counter() - begin:.0f} s", flush=True
+        self.table = Table(
+            arguments.out / f"{arguments.name}_parking.json",
+            arguments.commit,
+            model=arguments.shape or "tiny-hybrid",
+            layers=arguments.layers,
+            width=arguments.width,
         )
-        self.path = arguments.out / f"{arguments.name}_parking.json"
-        self.rows: dict[str, list[dict[str, Any]]] = {}
-        self.table: dict[str, Any] = {
-            "model": arguments.shape or "tiny-hybrid",
-            "layers": arguments.layers,
-            "graph": type(self.loaded.model).__name__,
-            "width": arguments.width,
-            **conditions(arguments.commit),
-        }
+        self.loaded = _model(arguments)
+        self.table.about["graph"] = graph = type(self.loaded.model).__name__
+        self.table.say(f"{self.loaded.name}, {graph}")
 
     def all(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -90,36 +82,27 @@ class Run:
             self.warm()
             self.begin = time.perf_counter()
             for name in self.arguments.parts:
-                self.attempt(getattr(self, name))
-        self.save()
-
-    def attempt(self, part: Callable[[], None]) -> None:
-        try:
-            part()
-        except Exception as error:
-            traceback.print_exc()
-            self.table.setdefault("failed", {})[part.__name__] = repr(error)[:300]
-        self.save()
+                self.table.attempt(name, getattr(self, name))
 
     def left(self) -> float:
+        """Seconds of measuring that are left."""
         return self.arguments.seconds - (time.perf_counter() - self.begin)
 
-    def save(self) -> None:
-        rows = [{"part": part, **row} for part in PARTS for row in self.rows.get(part, [])]
-        self.path.write_text(json.dumps({**self.table, "rows": rows}, indent=1, default=str) + "\n")
+    def add(self, part: str, row: dict[str, Any]) -> None:
+        """One more row, kept and shown."""
+        self.table.add({"part": part, **row})
+        self.table.say(f"{part} {row}")
 
     def idle(self) -> None:
-        rows = []
+        """What a guard costs while nothing happens."""
         for count in (1, 4):
             cost = guard_cost(self.loaded, rows=count, blocks=self.arguments.blocks, seconds=self.arguments.seconds / 4)
-            rows.append(cost.as_record())
-            print("idle", rows[-1], flush=True)
-            self.rows["idle"] = rows
+            self.add("idle", cost.as_record())
 
     def estimates(self) -> None:
         """What a chunk is said to take against what it took: of MLX's arrays, and of the process."""
         known = Estimates(self.loaded, Budget(self.loaded))
-        width, model, rows = self.arguments.width, self.loaded.model, []
+        width, model = self.arguments.width, self.loaded.model
         caches, start = model.make_caches(), 0
         for context in (0, 2 * width, 8 * width):
             while start < context:
@@ -132,18 +115,9 @@ class Run:
             process = raised(lambda at=start: self._chunk(caches, at, width))
             seconds, start = time.perf_counter() - begin, start + width
             grown = known.caches(context, width, chunk=width) - (known.caches(context, 0, chunk=1) if context else 0)
-            rows.append(
-                {
-                    "context": context,
-                    "chunk": width,
-                    "peak_bytes": mx.get_peak_memory() - before,
-                    "process_bytes": process,
-                    "estimated_bytes": known.transient(width, context) + grown,
-                    "seconds": seconds,
-                }
-            )
-            print("estimate", rows[-1], flush=True)
-            self.rows["estimates"] = rows
+            row = {"context": context, "chunk": width, "peak_bytes": mx.get_peak_memory() - before}
+            row |= {"process_bytes": process, "estimated_bytes": known.transient(width, context) + grown}
+            self.add("estimates", row | {"seconds": seconds})
 
     def warm(self) -> None:
         """Compile what will run: chunks, and decode steps of one row to three. A second time it tells the rate: prompt
@@ -154,9 +128,9 @@ class Run:
             begin = time.perf_counter()
             self._under_pressure(prompts, 8, ceiling_bytes=None, gap_seconds=0)
             seconds = time.perf_counter() - begin
-            print(f"warm: {sum(prompts)} tokens in {seconds:.2f} s", flush=True)
+            self.table.say(f"warm: {sum(prompts)} tokens in {seconds:.2f} s")
         self.rate = sum(prompts) / seconds
-        self.table["engine_tokens_per_second"] = round(self.rate)
+        self.table.about["engine_tokens_per_second"] = round(self.rate)
 
     def _under_pressure(self, prompts: list[int], answer: int, **options: Any) -> tuple[parking.Pressure, list[Event]]:
         """`parking.under_pressure` over a store that goes with it."""
@@ -171,18 +145,16 @@ class Run:
         mx.eval([cache.state for cache in caches])
 
     def pause(self) -> None:
-        rows = []
+        """A pause and its resume against the bytes that they move."""
         for blocks in (2, 8, 16):
             tokens = blocks * self.arguments.width
             if 4 * tokens / self.rate > self.left():
                 break
-            rows.append(
-                pausing.pause_cost(self.loaded, self.folder / f"pause{blocks}", tokens, width=self.arguments.width)
-            )
-            print("pause", rows[-1], flush=True)
-            self.rows["pause"] = [row.as_record() for row in rows]
+            folder, width = self.folder / f"pause{blocks}", self.arguments.width
+            self.add("pause", pausing.pause_cost(self.loaded, folder, tokens, width=width).as_record())
 
     def pressure(self) -> None:
+        """Three prompts below a ceiling, once for each policy."""
         width, answer = self.arguments.width, self.arguments.answer
         # Prefills of all policies together take half of what is left; parts that follow need little.
         total = 0.4 * self.left() * self.rate / len(POLICIES)
@@ -200,7 +172,7 @@ class Run:
         mx.clear_cache()
         used = parking.arrays_meter().read().live  # the weights
         ceiling = int((used + room) / 0.95)
-        self.table |= {
+        self.table.about |= {
             "prompts": prompts,
             "answer": answer,
             "cache_bytes": each,
@@ -208,11 +180,11 @@ class Run:
             "ballast_bytes": ballast,
             "used_bytes": used,
         }
-        rows, answers, longest_run = [], {}, 0.0
+        answers, longest_run = {}, 0.0
         for name in self.arguments.policies:
             policy, begin = POLICIES[name], time.perf_counter()
             if self.left() < 1.3 * longest_run:
-                self.table["left_out"] = [*self.table.get("left_out", []), name]
+                self.table.about.setdefault("left_out", []).append(name)
                 continue
             result, events = self._under_pressure(
                 prompts,
@@ -224,15 +196,14 @@ class Run:
             longest_run = max(longest_run, time.perf_counter() - begin)
             answers = answers or result.tokens
             same = {id: _agreement(tokens, answers[id]) for id, tokens in result.tokens.items()}
-            rows.append({"run": name, **result.as_record(), "same_tokens_as_without_a_ceiling": same})
-            rows[-1]["story"] = [
+            row = {"run": name, **result.as_record(), "same_tokens_as_without_a_ceiling": same}
+            story = [
                 (round(event.time, 3), event.request, event.kind, event.done)
                 for event in events
                 if event.kind in ("parked", "paused", "resumed", "error", "finished")
             ]
-            print("pressure", {k: v for k, v in rows[-1].items() if k != "story"}, flush=True)
-            self.rows["pressure"] = rows
-            self.save()
+            self.table.add({"part": "pressure", **row, "story": story})
+            self.table.say(f"pressure {row}")
 
 
 def _agreement(tokens: tuple[int, ...], others: tuple[int, ...]) -> int:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -38,7 +36,8 @@ from labkit.kernels.persistent import (
 from labkit.kernels.quantized_matmul import Packed
 from labkit.kernels.registry import Tolerance
 from labkit.kernels.targets import target_in_use
-from recipes.measured.kernels import conditions
+from labkit.models.hybrid.packing import held
+from recipes.measured.table import Table
 
 EPS = 1e-6
 MEETINGS = 1000
@@ -169,7 +168,7 @@ def layers(sizes: Sizes) -> Iterator[dict[str, Any]]:
     links = 12 if sizes.columns > 1000 else 2
     for name, (ours, control) in OPERATIONS.items():
         sets = [operands(sizes, 1)[name] for _ in range(links)]
-        mx.eval([a for arguments in sets for a in _arrays(arguments)])
+        mx.eval([a for arguments in sets for a in held(arguments)])
 
         def chain(form: Callable, sets=sets) -> list[mx.array]:
             update, stream, *_ = sets[0]
@@ -232,16 +231,6 @@ def seconds(function: Callable[[], list[mx.array]], repeats: int) -> float:
     return min(found)
 
 
-def _arrays(value: Any) -> Iterator[mx.array]:
-    if isinstance(value, mx.array):
-        yield value
-    elif isinstance(value, Packed):
-        yield from value.arrays
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _arrays(item)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=PARTS)
@@ -250,23 +239,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240, help="no part begins after so many")
     parser.add_argument("--rehearse", action="store_true")
     arguments = parser.parse_args()
-    begin, sizes = time.monotonic(), Sizes(small=arguments.rehearse)
-    table = {**conditions(arguments.commit), "rehearsal": arguments.rehearse, "rows": []}
+    table = Table(arguments.out, arguments.commit, seconds=arguments.seconds, rehearsal=arguments.rehearse)
+    sizes = Sizes(small=arguments.rehearse)
     mx.random.seed(0)
+
+    def measure(part: str) -> None:
+        for row in {"barrier": barrier, "values": values, "layers": layers, "decode": decode}[part](sizes):
+            table.add(row)
+            table.say(str(row))
+            if row.get("right") is False:
+                table.say("== wrong: what follows is of no use until this is mended")
+
     with use_target("simulator") if arguments.rehearse else contextlib.nullcontext():
         for part in arguments.parts or PARTS:
-            if time.monotonic() - begin > arguments.seconds:
-                print(f"== {part}: no time left", flush=True)
+            if table.left < 0:
+                table.say(f"== {part}: no time left")
                 break
-            try:
-                for row in {"barrier": barrier, "values": values, "layers": layers, "decode": decode}[part](sizes):
-                    table["rows"].append(row)
-                    arguments.out.write_text(json.dumps(table, indent=1) + "\n")
-                    print(f"{time.monotonic() - begin:5.0f} s  {row}", flush=True)
-                    if row.get("right") is False:
-                        print("== wrong: what follows is of no use until this is mended", flush=True)
-            except Exception:
-                traceback.print_exc()
+            table.attempt(part, partial(measure, part))
 
 
 if __name__ == "__main__":

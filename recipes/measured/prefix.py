@@ -9,7 +9,6 @@ Without `--shape` it is tiny-hybrid. Lengths that `--seconds` do not reach are l
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import labkit
 from labkit.measure import restoring
 from labkit.measure.end_to_end.subject import open_subject
-from recipes.measured.kernels import conditions
+from recipes.measured.table import Table
 
 
 def main() -> None:
@@ -33,17 +32,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, after the model is there")
     parser.add_argument("--name", default="cpu", help="prefix of the file")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     model = _synthetic(arguments) if arguments.shape else labkit.load("tiny-hybrid", graph=arguments.graph)
-    table = {
-        "model": arguments.shape or "tiny-hybrid",
-        "layers": arguments.layers,
-        "graph": type(model.model).__name__,
-        "width": arguments.width,
-        "page_cache": "warm: files are read, checked and copied, but not from the platter",
-        **conditions(arguments.commit),
-        "rows": [],
-    }
+    table = Table(
+        arguments.out / f"{arguments.name}_prefix.json",
+        arguments.commit,
+        model=arguments.shape or "tiny-hybrid",
+        layers=arguments.layers,
+        graph=type(model.model).__name__,
+        width=arguments.width,
+        page_cache="warm: files are read, checked and copied, but not from the platter",
+    )
     lengths = [blocks * arguments.width for blocks in arguments.lengths or (1, 2, 4, 8, 16, 32)]
     with tempfile.TemporaryDirectory() as folder:
         rows = restoring.measure(
@@ -54,8 +52,8 @@ def main() -> None:
             rounds=arguments.rounds,
             seconds=arguments.seconds,
         )
-    table["rows"] = [row.as_record() for row in rows]
-    (arguments.out / f"{arguments.name}_prefix.json").write_text(json.dumps(table, indent=1) + "\n")
+    table.rows = [row.as_record() for row in rows]
+    table.write()
     for row in rows:
         print(
             f"{row.tokens} tokens, {row.bytes / 1e6:.1f} MB: prefill {row.prefill_seconds:.4f} s, "

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import time
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -32,7 +30,7 @@ from labkit.measure.end_to_end.filled import Filled
 from labkit.measure.end_to_end.subject import open_subject
 from labkit.models.hybrid import Variants
 from labkit.models.rows import Rows
-from recipes.measured.kernels import conditions
+from recipes.measured.table import Table, shown
 
 SHAPE, LAYERS, CONTEXT, CHUNK = "qwen3.6-35b-a3b", 4, 4096, 2048
 MULTIPROCESSORS = 132
@@ -119,26 +117,22 @@ def main() -> None:
     headers = mlx_headers(arguments.mlx) if arguments.mlx else None
     launches = launches_of_a_model()
     launches += launches_of_benches({kernel.name for _, kernel, _ in launches})
-    rows, seen = [], set()
+    table = Table(arguments.out, arguments.commit, shape=SHAPE, context=CONTEXT)
+    table.about["device"] = "none: compiled for sm_90a"
+    table.about["nvrtc"] = ".".join(map(str, compiler.version()))
+    table.about["headers"] = "MLX's own" if headers else "stand-ins"
+    seen = set()
     for where, kernel, launch in launches:
         form = (kernel.name, launch.template, launch.output_dtypes, launch.grid, tuple(a.dtype for a in launch.inputs))
         if form in seen:
             continue
         seen.add(form)
-        begin = time.perf_counter()
         try:
-            rows.append(row(where, kernel, launch, headers))
+            table.add(row(where, kernel, launch, headers))
         except Exception as error:
-            rows.append({"kernel": kernel.name, "where": where, "failed": str(error)[:2000]})
-        print(f"{time.perf_counter() - begin:5.1f} s  {_line(rows[-1])}", flush=True)
-    about = conditions(arguments.commit) | {"device": "none: compiled for sm_90a", "shape": SHAPE, "context": CONTEXT}
-    about |= {"nvrtc": ".".join(map(str, compiler.version())), "headers": "MLX's own" if headers else "stand-ins"}
-    arguments.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    print(f"{len(rows)} launches, {sum(r.get('spill_loads', 0) > 0 for r in rows)} with spills")
-
-
-def _line(row: dict) -> str:
-    return "  ".join(f"{name}={value}" for name, value in row.items() if name != "template")
+            table.add({"kernel": kernel.name, "where": where, "failed": str(error)[:2000]})
+        table.say(shown({name: value for name, value in table.rows[-1].items() if name != "template"}))
+    table.say(f"{len(table.rows)} launches, {sum(r.get('spill_loads', 0) > 0 for r in table.rows)} with spills")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ from pathlib import Path
 
 import pytest
 
+from recipes.measured.table import Table
+
 TESTS = "tests/kernels"
 TOOLS = ("memcheck", "racecheck")
 LAST = ("sparse_half", "linear_layer", "full_layer", "persistent")
@@ -185,22 +187,21 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.job:
         sys.exit(job(arguments.job, arguments.until))
-    from recipes.measured.kernels import conditions
-
     os.chdir(ROOT)
     tests = collect(arguments.only)
     if not tests:
         sys.exit(f"no device test of {TESTS} fits {arguments.only!r}")
-    out, clean = arguments.out.resolve(), True
-    out.mkdir(parents=True, exist_ok=True)
-    table = {"family": "sanitizer", **conditions(arguments.commit), "rows": []}
+    clean = True
+    path = arguments.out.resolve() / f"{arguments.name}_sanitizer.json"
+    table = Table(path, arguments.commit, family="sanitizer")
     for tool in arguments.tools:
         ran = run([arguments.sanitizer], tool, tests, arguments.jobs, arguments.seconds)
         outcomes = Counter(row["outcome"] for row in ran["rows"])
-        table["rows"] += ran["rows"]
+        table.rows += ran["rows"]
         cut = sum(row.get("summary") is False for row in ran["rows"])
-        table[tool] = {key: ran[key] for key in ("findings", "seconds")} | dict(outcomes) | {"without summary": cut}
-        (out / f"{arguments.name}_sanitizer.json").write_text(json.dumps(table, indent=1) + "\n")
+        counted = {key: ran[key] for key in ("findings", "seconds")} | dict(outcomes)
+        table.about[tool] = counted | {"without summary": cut}
+        table.write()
         said = f"{len(ran['findings'])} lines found, {cut} of the passed without a summary"
         print(f"== {tool}: {dict(outcomes)}, {said}, {ran['seconds']} s", flush=True)
         print("\n".join([*ran["findings"][:60], *ran["logs"][:3]]), flush=True)

@@ -10,7 +10,6 @@ and the graph is replayed: no host's part, nothing left in a cache from the laye
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from labkit.kernels.fused.residual import residual_rms_norm
 from labkit.kernels.grouped_matmul.launches import CHOOSE_GATE_UP, DECODE_DOWN, choose_gate_up_call, decode_down_call
 from labkit.kernels.quantized_matmul.launches import FEW_ROWS, few_rows_call
 from labkit.kernels.recording import count_on, machine_here, record
-from recipes.measured.kernels import conditions
+from recipes.measured.table import Table
 
 SHAPE = "qwen3.6-35b-a3b"
 ROUNDS, REPLAYS = 5, 10
@@ -52,23 +51,22 @@ def main() -> None:
 
     from labkit.measure.end_to_end.subject import open_subject
 
-    begin, rows = time.perf_counter(), []
+    path, about = arguments.out / "h200_step_forms.json", {"shape": SHAPE, "layers": arguments.layers}
+    table = Table(path, arguments.commit, seconds=arguments.seconds, **about)
     layers = open_subject(SHAPE, graph="specialised", layers=arguments.layers).model.graph.layers
     for count in arguments.rows:
         problem = Problem(layers, count)
         for product in arguments.only:
             for simds, unroll in SPLITS[product]:
-                if time.perf_counter() - begin > arguments.seconds:
+                if table.left < 0:
                     continue
                 row = {"rows": count, "product": product, "simds": simds, "unroll": unroll}
                 try:
                     row["us"] = microseconds(problem.calls(product, simds, unroll))
                 except (ValueError, RuntimeError) as error:  # a form that these rows cannot have
                     row["failed"] = str(error)[:200]
-                rows.append(row)
-                print(row, flush=True)
-                table = {**conditions(arguments.commit), "shape": SHAPE, "layers": arguments.layers, "rows": rows}
-                (arguments.out / "h200_step_forms.json").write_text(json.dumps(table, indent=1) + "\n")
+                table.add(row)
+                table.say(str(row))
 
 
 class Problem:

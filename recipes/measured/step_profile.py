@@ -13,7 +13,6 @@ import csv
 import ctypes
 import glob
 import io
-import json
 import math
 import re
 import subprocess
@@ -22,6 +21,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import mlx.core as mx
+
+from recipes.measured.table import Table
 
 SHAPE, LAYERS, CONTEXT = "qwen3.6-35b-a3b", 4, 4096
 WARM_UP = 6  # steps before the one that counts: kernels compiled, graphs built
@@ -130,11 +131,10 @@ def main() -> None:
         ran = profile(arguments, [TIME])
     if ran.returncode or '"ID"' not in ran.stdout:
         sys.exit(f"the profiler gave no table ({ran.returncode}):\n{ran.stdout[-1500:]}\n{ran.stderr[-1500:]}")
-    from recipes.measured.kernels import conditions
-
-    rows = read(ran.stdout)
     about = {"shape": SHAPE, "layers": arguments.layers, "context": arguments.context}
-    arguments.out.write_text(json.dumps({**conditions(arguments.commit), **about, "rows": rows}, indent=1) + "\n")
+    table = Table(arguments.out, arguments.commit, **about)
+    table.rows = rows = read(ran.stdout)
+    table.write()
     for row in rows:
         launch = f"{row['threadgroups']:5d} of {row['threads']:4d}"
         moved = f"{(row.get('read_bytes', 0) + row.get('written_bytes', 0)) / 1e6:8.2f} MB"

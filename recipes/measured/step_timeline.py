@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import json
 import os
 import statistics
 import time
@@ -24,8 +23,8 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.kernels.device_clock import ON_DEVICE, busy_us, device_events, profiler, trace_of
-from recipes.measured.kernels import conditions
 from recipes.measured.step_profile import short
+from recipes.measured.table import Table
 
 SHAPE = "qwen3.6-35b-a3b"
 WARM_UP, STEPS, TRACED, TURNS = 12, 64, 8, 3
@@ -60,15 +59,15 @@ def main() -> None:
     replays = Replays(model, machine_here() if arguments.replay else None, patience=0)
     for context in arguments.context:  # kernels are compiled while others may measure
         _drive(model, context, WARM_UP, lambda: None, replays)
-    rows = []
+    table = Table(arguments.out / f"{arguments.name}.json", arguments.commit)
     with _held(arguments.lock):
         for context in arguments.context:
-            rows.append({"context": context, **_rates(model, context, replays), **_traced(model, context, replays)})
-            _say(arguments, rows[-1])
+            table.add({"context": context, **_rates(model, context, replays), **_traced(model, context, replays)})
+            _say(arguments, table.rows[-1])
         for length in arguments.prompt:
-            rows.append({"prompt": length, "chunk": arguments.chunk, **_prefill(model, length, arguments.chunk)})
-            _say_prefill(rows[-1])
-    about = {
+            table.add({"prompt": length, "chunk": arguments.chunk, **_prefill(model, length, arguments.chunk)})
+            _say_prefill(table.rows[-1])
+    table.about |= {
         "shape": SHAPE,
         "layers": arguments.layers,
         "persistent": arguments.persistent,
@@ -76,10 +75,9 @@ def main() -> None:
         "replay": arguments.replay,
         "recorded": {"recordings": replays.recorded, "seconds": replays.seconds, "bytes": replays.nbytes},
         "refused": list(replays.refused.values()),
+        "settings": {name: os.environ.get(name) for name in SETTINGS},
     }
-    about["settings"] = {name: os.environ.get(name) for name in SETTINGS}
-    table = {**conditions(arguments.commit), **about, "rows": rows}
-    (arguments.out / f"{arguments.name}.json").write_text(json.dumps(table, indent=1) + "\n")
+    table.write()
 
 
 def _value(text: str) -> bool | str:

@@ -10,7 +10,6 @@ that no profiler is near them. Each row is written as soon as it is there, and a
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ import mlx.core as mx
 from labkit.kernels.device_clock import device_times
 from labkit.kernels.quantized_matmul import bench as product
 from labkit.kernels.queued import queued
-from recipes.measured.kernels import conditions
+from recipes.measured.table import Table
 from recipes.measured.target_lines import LINES, Line, Side
 
 Sides = dict[str, Side]
@@ -118,16 +117,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=130, help="no line begins after these")
     parser.add_argument("--name", default="h200", help="prefix of the file")
     arguments = parser.parse_args()
-    begin, found = time.perf_counter(), {}
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, dict] = {}
+    table = Table(arguments.out / f"{arguments.name}_targets.json", arguments.commit, family="targets")
     chosen = [line for line in LINES if not arguments.lines or any(part in line.name for part in arguments.lines)]
     print("with launches inside / on the device alone", flush=True)
-    for row in rows(chosen, begin + arguments.seconds):
+    for row in rows(chosen, time.perf_counter() + arguments.seconds):
         found[row["name"]] = row
-        table = {"family": "targets", **conditions(arguments.commit), "rows": list(found.values())}
-        path = arguments.out / f"{arguments.name}_targets.json"
-        path.write_text(json.dumps(table, indent=1) + "\n")
-        print(f"{time.perf_counter() - begin:5.0f} s  {show(row)}", flush=True)
+        table.rows = list(found.values())
+        table.write()
+        table.say(show(row))
 
 
 if __name__ == "__main__":
