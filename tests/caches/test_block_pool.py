@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +54,6 @@ def test_any_sequence_keeps_the_books(data, capacity, size):
         assert pool.used == len({block for blocks in models for block in blocks} - {NULL})
     tables.clear()
     table = None
-    gc.collect()
     assert pool.used == 0
     assert pool.faults() == []
 
