@@ -1,6 +1,6 @@
 """The gates that every kernel must pass, as functions that say what they found.
 
-1. clang accepts the text with real address spaces.
+1. clang accepts the text with real address spaces, and it breaks no rule of Metal's that clang does not know.
 2. The simulator agrees with the reference, on fresh random inputs, in every dtype.
 3. Check mode is clean: no race, nothing out of bounds or read unwritten, nothing divergent.
 4. Two schedules give the same bits.
@@ -20,10 +20,10 @@ from math import prod
 
 import mlx.core as mx
 
-from labkit.kernels import address_spaces, cuda_build, simulator
+from labkit.kernels import address_spaces, cuda_build, metal_rules, simulator
 from labkit.kernels.registry import Case, Entry, Tolerance, dtype_name
 from labkit.kernels.signature import Launch, threadgroup_size
-from labkit.kernels.targets import device_target, run_on
+from labkit.kernels.targets import device_target, run_on, targets_for
 from labkit.kernels.traffic import over_budget
 
 
@@ -60,7 +60,7 @@ def check_kernel(
         results += check_on_cpu(entry, dtype, seed)
         if not cuda_build.unavailable():
             results.append(check_cuda_text(entry, dtype, seed))
-        if device_target():
+        if device_target() in targets_for(entry.kernel):
             results.append(check_on_device(entry, dtype, seed))
     return results
 
@@ -160,6 +160,8 @@ def _address_spaces(entry: Entry, launches: list[tuple[Case, Launch]]) -> Iterat
         if small not in seen:
             seen.add(small)
             yield from address_spaces.check(entry.kernel.text, launch)
+            if not entry.resident:  # which Metal is not offered
+                yield from metal_rules.broken(entry.kernel.text, launch)
 
 
 def _cuda_text(entry: Entry, launches: list[tuple[Case, Launch]]) -> Iterator[str]:

@@ -19,7 +19,7 @@ METAL_FUNC Columns part_of_columns(int first, int last, int part, int parts, int
 // A lane's E elements of a head lie in vectors of up to 16 bytes, and one vector of all lanes side by side: each request of a
 // simdgroup is one run of bytes. (The baseline, one element at a time, spreads each request over the whole head.)
 template <class T, int E, bool WIDE> struct LaneVector {
-  static constexpr int N = !WIDE ? E : E % 8 == 0 && sizeof(T) == 2 ? 8 : E % 4 == 0 ? 4 : E % 2 == 0 ? 2 : 1;
+  static constexpr constant int N = !WIDE ? E : E % 8 == 0 && sizeof(T) == 2 ? 8 : E % 4 == 0 ? 4 : E % 2 == 0 ? 2 : 1;
 };
 // Where a lane's element e stands in its head.
 template <class T, int E, bool WIDE> METAL_FUNC uint lane_element(uint lane, uint e) {

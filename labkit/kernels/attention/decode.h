@@ -8,9 +8,9 @@
 // `pack` counts packs of query heads over all KV heads; `memory` holds MEMORY floats.
 template <class T, int D, int GROUP, int PACK, int SIMDS, int UNROLL, bool WIDE, bool TAILED, int PAGE>
 struct AttendByLanes {
-  static constexpr uint E = D / 32;  // elements of a head that a lane holds
-  static constexpr uint PACKS = (GROUP + PACK - 1) / PACK;
-  static constexpr int MEMORY = SIMDS * (D + 2 * PACK);
+  static constexpr constant uint E = D / 32;  // elements of a head that a lane holds
+  static constexpr constant uint PACKS = (GROUP + PACK - 1) / PACK;
+  static constexpr constant int MEMORY = SIMDS * (D + 2 * PACK);
 
   template <class Table, class Bounds, class Settled>
   static METAL_FUNC void run(const device T* queries, const device T* keys, const device T* values, const device T* tail_keys,
@@ -125,9 +125,9 @@ struct AttendByLanes {
 // `pack` counts packs of query heads over all KV heads; `memory` holds MEMORY floats.
 template <class T, int D, int GROUP, int SIMDS, bool TAILED, int PAGE>
 struct AttendByTensor {
-  static constexpr uint KEY_BLOCKS = D / 32, VALUE_BLOCKS = D / 64;
-  static constexpr uint PACKS = (GROUP + 7) / 8;
-  static constexpr int MEMORY = 8 * D + 2 * SIMDS * 8;
+  static constexpr constant uint KEY_BLOCKS = D / 32, VALUE_BLOCKS = D / 64;
+  static constexpr constant uint PACKS = (GROUP + 7) / 8;
+  static constexpr constant int MEMORY = 8 * D + 2 * SIMDS * 8;
 
   template <class Table, class Bounds, class Settled>
   static METAL_FUNC void run(const device T* queries, const device T* keys, const device T* values, const device T* tail_keys,

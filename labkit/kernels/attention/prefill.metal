@@ -1,8 +1,8 @@
 // A chunk of new tokens against all columns before them, over simdgroup matrices, for any float. Scores live in registers
 // alone. A simdgroup owns 8 queries of one head; a threadgroup's simdgroups share tiles of KEYS columns.
 constexpr uint PITCH = D + 16 / sizeof(T);  // elements of a staged row: 16 bytes more, against bank conflicts
-threadgroup T key_tile[KEYS * PITCH];
-threadgroup T value_tile[KEYS * PITCH];
+alignas(16) threadgroup T key_tile[KEYS * PITCH];
+alignas(16) threadgroup T value_tile[KEYS * PITCH];
 
 uint lane = thread_index_in_simdgroup, simd = simdgroup_index_in_threadgroup, t = thread_index_in_threadgroup;
 // Where the two adjacent elements of an 8x8 matrix lie that a lane holds, as MLX's own kernels have it.

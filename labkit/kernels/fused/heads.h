@@ -49,8 +49,8 @@ METAL_FUNC void rotate_head(
 // head's tail. A new column is made from the token's key and value, an older one copied, a free one zeroed. A token's row: each
 // head's query and gate, keys, values. `rotary` is this simdgroup's own.
 template <class T, int D, int HQ, int HK, int L, int C, int ROTARY, int PITCH, int VEC> struct AppendHeads {
-  static constexpr uint COLUMNS_FROM = HQ * L, TASKS = COLUMNS_FROM + HK * C;
-  static constexpr int K_AT = 2 * HQ * D, V_AT = K_AT + HK * D;
+  static constexpr constant uint COLUMNS_FROM = HQ * L, TASKS = COLUMNS_FROM + HK * C;
+  static constexpr constant int K_AT = 2 * HQ * D, V_AT = K_AT + HK * D;
 
   template <class Weight, class Frequency, class Positions>
   static METAL_FUNC void run(uint b, uint task, const device T* projected, Weight q_weight, Weight k_weight, Frequency inverse_frequency,

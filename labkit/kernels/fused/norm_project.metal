@@ -1,7 +1,7 @@
 // `residual_rms_norm` and `few_rows` in one: each threadgroup norms the rows again, from cache, while its weights are on their way, and
 // multiplies them with 16 rows of the matrix.
-threadgroup alignas(16) float memory[FewRows::MEMORY];
-threadgroup alignas(16) T rows[M * K];
+alignas(16) threadgroup float memory[FewRows::MEMORY];
+alignas(16) threadgroup T rows[M * K];
 threadgroup float partial[M * 32];
 uint thread_ = thread_position_in_threadgroup.x, lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
 WeightRows<S> tile;

@@ -5,9 +5,9 @@
 // that products are as good as in fp32.
 constexpr int BLOCK = CHUNK / 2, PITCH = BLOCK + 8, TILES = CHUNK / 8, PAIRS = CHUNK / 16, DIMS = 8 / PAIRS, THREADS = CHUNK * 2;
 constexpr int PARTS = SPLIT ? 2 : 1;
-threadgroup alignas(128) char keys[CHUNK * 256];
-threadgroup alignas(128) char queries[CHUNK * 256];  // then values
-threadgroup alignas(16) float triangle[3][BLOCK][PITCH];  // blocks 11, 21, 22 of A, then of T
+alignas(128) threadgroup char keys[CHUNK * 256];
+alignas(128) threadgroup char queries[CHUNK * 256];  // then values
+alignas(16) threadgroup float triangle[3][BLOCK][PITCH];  // blocks 11, 21, 22 of A, then of T
 threadgroup float c[CHUNK];
 threadgroup float strength[CHUNK];
 

@@ -4,9 +4,9 @@
 // Threadgroup memory holds w, q and k of the chunk at hand; each is refilled for the next while the others are in use.
 constexpr int TILES = CHUNK / 8, PAIRS = CHUNK / 16, BYTES = CHUNK * 256, THREADS = SIMDGROUPS * 32;
 constexpr int PARTS = SPLIT ? 2 : 1;
-threadgroup alignas(128) char tile_w[BYTES];
-threadgroup alignas(128) char tile_q[BYTES];
-threadgroup alignas(128) char tile_k[BYTES];
+alignas(128) threadgroup char tile_w[BYTES];
+alignas(128) threadgroup char tile_q[BYTES];
+alignas(128) threadgroup char tile_k[BYTES];
 
 uint thread_id = thread_position_in_threadgroup.x, lane = thread_index_in_simdgroup;
 int simdgroup = simdgroup_index_in_threadgroup;

@@ -6,10 +6,10 @@ constexpr int WIDTH = SIMDGROUPS * GROUPS * COLS;
 constexpr int ROW = DK / 32;
 constexpr int MINE = TOKENS / SIMDGROUPS;  // tokens that a simdgroup stages
 constexpr int VALUES = (WIDTH + 31) / 32;
-threadgroup alignas(16) float keys[TOKENS * DK];
-threadgroup alignas(16) float queries[TOKENS * DK];
+alignas(16) threadgroup float keys[TOKENS * DK];
+alignas(16) threadgroup float queries[TOKENS * DK];
 threadgroup float values[TOKENS * WIDTH];
-threadgroup alignas(16) float gates[TOKENS * 4];
+alignas(16) threadgroup float gates[TOKENS * 4];
 
 int lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
 int thread_id = thread_position_in_threadgroup.x;

@@ -6,12 +6,12 @@
 template <class T, int HK, int HV, int DK, int DV, int LANES, int COLS, int SIMDGROUPS, int TOKENS, bool EACH, bool SPANNED, int PITCH,
           int GATE_PITCH, int A_AT, int B_AT, int Z_PITCH, int Z_AT>
 struct DeltaStep {
-  static constexpr int N = DK / LANES;
-  static constexpr int GROUPS = 32 / LANES;
-  static constexpr int WIDTH = SIMDGROUPS * GROUPS * COLS;
-  static constexpr int NK = DK / 32, NV = DV / 32;
-  static constexpr int CHANNELS = 2 * HK * DK + HV * DV;
-  static constexpr int MEMORY = TOKENS * (2 * DK + DV + 2);
+  static constexpr constant int N = DK / LANES;
+  static constexpr constant int GROUPS = 32 / LANES;
+  static constexpr constant int WIDTH = SIMDGROUPS * GROUPS * COLS;
+  static constexpr constant int NK = DK / 32, NV = DV / 32;
+  static constexpr constant int CHANNELS = 2 * HK * DK + HV * DV;
+  static constexpr constant int MEMORY = TOKENS * (2 * DK + DV + 2);
 
   template <class A, class B, class Z, class Weight, class ALog, class Bias, class Norm, class Spans>
   static METAL_FUNC void run(const device T* qkv, A a, B b_gate, Z z, const device T* tail, const device float* state, Weight weight,

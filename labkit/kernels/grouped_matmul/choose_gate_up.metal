@@ -1,6 +1,6 @@
 // `decode_gate_up` with the choice of experts in front: each threadgroup chooses for its token from the router's scores, and the
 // first of a token's writes the choice down for `decode_down`.
-threadgroup alignas(16) float memory[FewRows::MEMORY];
+alignas(16) threadgroup float memory[FewRows::MEMORY];
 threadgroup int expert[1];
 threadgroup float factor[1];
 constexpr uint SLOTS = TOPK + SHARED;

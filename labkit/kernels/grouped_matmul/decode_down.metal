@@ -1,6 +1,6 @@
 // y[t, n] = sum over slots of weights[t, slot] (down of expert indices[t, slot]) . hidden[t, slot] + shared_factor[t] shared[t, n],
 // for one token and 16 columns: nothing is written between the experts and their sum.
-threadgroup alignas(16) float memory[FewRows::MEMORY];
+alignas(16) threadgroup float memory[FewRows::MEMORY];
 threadgroup int expert[TOPK];
 threadgroup float factor[TOPK];
 uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;

@@ -1,6 +1,6 @@
 // hidden[a, n] = silu(gate . x) (up . x) for one assignment a (token a / TOPK, expert indices[a]) and 16 columns: the expert's gate
 // and up rows are read together, each once.
-threadgroup alignas(16) float memory[FewRows::MEMORY];
+alignas(16) threadgroup float memory[FewRows::MEMORY];
 threadgroup int expert[1];
 threadgroup float factor[1];
 uint assignment = threadgroup_position_in_grid.y, first = threadgroup_position_in_grid.x * 16, thread_ = thread_position_in_threadgroup.x;

@@ -5,7 +5,7 @@ using Half = SparseHalf<T, S, R, GateUp, Down, M, D, E, TOPK, SHARED, RENORMALIS
 using Append = AppendHeads<T, HD, HQ, HKV, 1, TAIL, ROTARY, IN_N, 4>;
 constexpr int WIDTH = HQ * HD;
 constexpr uint PACKS = HKV * Attend::PACKS, CHUNKS = HD / 32;
-threadgroup alignas(16) float memory[larger(larger(larger(Inputs::MEMORY, Output::MEMORY), larger(Attend::MEMORY, Half::MEMORY)),
+alignas(16) threadgroup float memory[larger(larger(larger(Inputs::MEMORY, Output::MEMORY), larger(Attend::MEMORY, Half::MEMORY)),
                                             SIMDS * larger(ROTARY, 64))];
 threadgroup float partial[64];
 threadgroup int expert[Half::CHOICES];

@@ -4,7 +4,7 @@ using Half = SparseHalf<T, S, R, GateUp, Down, M, D, E, TOPK, SHARED, RENORMALIS
                         DOWN_BITS, DOWN_GROUP, SIMDS>;
 using Step = DeltaStep<T, HK, HV, DK, DV, LANES, COLS, SIMDS, 1, false, false, IN_N, IN_N, A_AT, B_AT, IN_N, Z_AT>;
 constexpr int WIDTH = HV * DV;
-threadgroup alignas(16) float memory[larger(larger(Inputs::MEMORY, Output::MEMORY), larger(Step::MEMORY, Half::MEMORY))];
+alignas(16) threadgroup float memory[larger(larger(Inputs::MEMORY, Output::MEMORY), larger(Step::MEMORY, Half::MEMORY))];
 threadgroup float partial[64];
 threadgroup int expert[Half::CHOICES];
 threadgroup float factor[Half::CHOICES + 1];

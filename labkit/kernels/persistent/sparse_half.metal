@@ -1,7 +1,7 @@
 // Norm, router, choice, experts and their sum: the second half of a layer in one launch.
 using Half = SparseHalf<T, S, R, GateUp, Down, M, D, E, TOPK, SHARED, RENORMALISE, SCORES, ROUTER_BITS, ROUTER_GROUP, I, BITS, GROUP,
                         DOWN_BITS, DOWN_GROUP, SIMDS>;
-threadgroup alignas(16) float memory[Half::MEMORY];
+alignas(16) threadgroup float memory[Half::MEMORY];
 threadgroup float partial[32];
 threadgroup int expert[Half::CHOICES];
 threadgroup float factor[Half::CHOICES + 1];

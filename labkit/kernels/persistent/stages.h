@@ -47,10 +47,10 @@ template <class T, class S, class R> struct SparseWeights {
 template <class T, class S, class R, class GateUp, class Down, int M, int D, int E, int TOPK, int SHARED, bool RENORMALISE, int SCORES,
           int ROUTER_BITS, int ROUTER_GROUP, int I, int BITS, int GROUP, int DOWN_BITS, int DOWN_GROUP, int SIMDS>
 struct SparseHalf {
-  static constexpr int SLOTS = TOPK + SHARED, CHOICES = M * SLOTS;
-  static constexpr int MEMORY = larger(D, larger(GateUp::MEMORY, Down::MEMORY));
-  static constexpr uint BLOCKS = (SCORES + SIMDS - 1) / SIMDS;  // of experts whose scores a threadgroup makes
-  static constexpr uint INNER_TILES = (I + 15) / 16, TILES = (D + 15) / 16;
+  static constexpr constant int SLOTS = TOPK + SHARED, CHOICES = M * SLOTS;
+  static constexpr constant int MEMORY = larger(D, larger(GateUp::MEMORY, Down::MEMORY));
+  static constexpr constant uint BLOCKS = (SCORES + SIMDS - 1) / SIMDS;  // of experts whose scores a threadgroup makes
+  static constexpr constant uint INNER_TILES = (I + 15) / 16, TILES = (D + 15) / 16;
 
   // Send for what the scores read, and for the shared expert's rows: nothing else is known yet.
   static METAL_FUNC void send(thread const Grid& grid, SparseWeights<T, S, R> weights) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from labkit.kernels.launch import Kernel
@@ -19,18 +21,7 @@ def unavailable(kernel: Kernel) -> str:
 def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
     """Launch on the GPU; lazily, as MLX does."""
     if "metal" not in kernel.device_kernels:
-        text = kernel.text
-        options = {"compile_options": kernel.compile_options} if kernel.compile_options else {}
-        kernel.device_kernels["metal"] = mx.fast.metal_kernel(
-            name=text.name,
-            input_names=list(text.input_names),
-            output_names=list(text.output_names),
-            source=text.source,
-            header=text.header,
-            ensure_row_contiguous=text.ensure_row_contiguous,
-            atomic_outputs=text.atomic_outputs,
-            **options,
-        )
+        kernel.device_kernels["metal"] = mx.fast.metal_kernel(**arguments(kernel))
     return kernel.device_kernels["metal"](
         inputs=list(launch.inputs),
         template=list(launch.template),
@@ -42,3 +33,20 @@ def run(kernel: Kernel, launch: Launch) -> list[mx.array]:
         verbose=launch.verbose,
         stream=launch.stream,
     )
+
+
+def arguments(kernel: Kernel) -> dict[str, Any]:
+    """Of `mx.fast.metal_kernel` for the kernel."""
+    text = kernel.text
+    options = {"compile_options": kernel.compile_options} if kernel.compile_options else {}
+    return {
+        "name": text.name,
+        "input_names": list(text.input_names),
+        "output_names": list(text.output_names),
+        "source": text.source,
+        # MLX writes the function behind the header's last character, which may be an `#endif`'s.
+        "header": text.header + "\n",
+        "ensure_row_contiguous": text.ensure_row_contiguous,
+        "atomic_outputs": text.atomic_outputs,
+        **options,
+    }

@@ -40,11 +40,11 @@ template <class T, class S, int M, int BITS, int GROUP, int K, int N, bool ROUTE
           class Where = InDevice<T>>
 struct FewRowsByLanes {
   using X = typename Where::Row;
-  static constexpr uint ROW = uint(K) * BITS / 8;  // bytes
-  static constexpr uint GROUPS = K / GROUP;
-  static constexpr int PER_WORD = 32 / BITS;
-  static constexpr int ROWS = 16 / SIMDS;  // of a simdgroup, in each part
-  static constexpr int MEMORY = PARTS * 16 * M;
+  static constexpr constant uint ROW = uint(K) * BITS / 8;  // bytes
+  static constexpr constant uint GROUPS = K / GROUP;
+  static constexpr constant int PER_WORD = 32 / BITS;
+  static constexpr constant int ROWS = 16 / SIMDS;  // of a simdgroup, in each part
+  static constexpr constant int MEMORY = PARTS * 16 * M;
 
   // All threads call. `memory` holds MEMORY floats; `at` reads the results after the next barrier.
   static METAL_FUNC void run(thread const WeightRows<S>* parts, X x, uint slot_stride, threadgroup const int* expert,
@@ -143,22 +143,22 @@ template <class T, int M, int BITS, int GROUP, int K, int N, bool ROUTED, int SL
           class Where = InDevice<T>>
 struct FewRowsByTensor {
   using X = typename Where::Row;
-  static constexpr uint ROW = uint(K) * BITS / 8;                                       // bytes
-  static constexpr uint GROUP_BYTES = GROUP * BITS / 8;
-  static constexpr uint GROUPS = K / GROUP;
-  static constexpr uint SEGMENT = GROUP_BYTES < 64 ? GROUP_BYTES : 64;                  // bytes of one group in one step
-  static constexpr uint PER_STEP = 64 / SEGMENT;                                        // segments of a step: 1, 2 or 4
-  static constexpr uint SEGMENTS = ROW / SEGMENT;                                       // of a row
-  static constexpr uint VALUES = SEGMENT * 8 / BITS;                                    // of x in a segment
-  static constexpr uint ROW_STEPS = (ROW + 63) / 64;
-  static constexpr uint STEPS = SLOTS * ROW_STEPS;
-  static constexpr uint SLICE = (STEPS + SIMDS - 1) / SIMDS;                            // steps of a simdgroup
-  static constexpr bool WHOLE = ROW % 64 == 0 && STEPS % (SIMDS * UNROLL) == 0;         // no step lies outside
-  static constexpr int TILES = (M * PER_STEP + 7) / 8;                                  // tensor tiles of 8 columns
-  static constexpr bool PAIRS = GROUPS % 2 == 0;                                        // scales of a row are whole words
+  static constexpr constant uint ROW = uint(K) * BITS / 8;                                       // bytes
+  static constexpr constant uint GROUP_BYTES = GROUP * BITS / 8;
+  static constexpr constant uint GROUPS = K / GROUP;
+  static constexpr constant uint SEGMENT = GROUP_BYTES < 64 ? GROUP_BYTES : 64;                  // bytes of one group in one step
+  static constexpr constant uint PER_STEP = 64 / SEGMENT;                                        // segments of a step: 1, 2 or 4
+  static constexpr constant uint SEGMENTS = ROW / SEGMENT;                                       // of a row
+  static constexpr constant uint VALUES = SEGMENT * 8 / BITS;                                    // of x in a segment
+  static constexpr constant uint ROW_STEPS = (ROW + 63) / 64;
+  static constexpr constant uint STEPS = SLOTS * ROW_STEPS;
+  static constexpr constant uint SLICE = (STEPS + SIMDS - 1) / SIMDS;                            // steps of a simdgroup
+  static constexpr constant bool WHOLE = ROW % 64 == 0 && STEPS % (SIMDS * UNROLL) == 0;         // no step lies outside
+  static constexpr constant int TILES = (M * PER_STEP + 7) / 8;                                  // tensor tiles of 8 columns
+  static constexpr constant bool PAIRS = GROUPS % 2 == 0;                                        // scales of a row are whole words
   using Reads = LaneReads<UNROLL * PARTS * 2, PAIRS ? UNROLL * PARTS * 4 : 0, (SLICE > UNROLL ? 2 : 1)>;
-  static constexpr uint SUMS = SLOTS * M * SEGMENTS;
-  static constexpr int MEMORY = SUMS + SIMDS * PARTS * 16 * M;
+  static constexpr constant uint SUMS = SLOTS * M * SEGMENTS;
+  static constexpr constant int MEMORY = SUMS + SIMDS * PARTS * 16 * M;
 
   struct Chunk {  // what UNROLL steps read; of scales and biases a pair, for this lane's two columns of results
     uint4 words[UNROLL][PARTS][2];

@@ -23,7 +23,7 @@ template <int BITS> METAL_FUNC void unpack_word(uint word, thread float* q) {
 // nibble becomes the top of the mantissa of 16. With 8 bits the odd nibbles are the high halves of bytes: the pairs hold
 // bytes (0, 2) and (1, 3) in two parts each, 16 + low and 256 + 16 high.
 template <class T, int BITS> struct OffsetPairs {
-  static constexpr float OFFSET = BITS == 4 ? 16.0f : 272.0f;  // what a weight's parts carry too much
+  static constexpr constant float OFFSET = BITS == 4 ? 16.0f : 272.0f;  // what a weight's parts carry too much
   static METAL_FUNC uint4 of(uint word) {
     if (is_half<T>::value) {
       const uint mask = 0x03c003c0u, even = 0x4c004c00u, odd = BITS == 4 ? even : 0x5c005c00u;

@@ -61,8 +61,8 @@ template <class P> METAL_FUNC uint2 load8_if(P p, bool wanted) {
 }
 
 //@provides is_half
-template <class T> struct is_half { static constexpr bool value = false; };
-template <> struct is_half<half> { static constexpr bool value = true; };
+template <class T> struct is_half { static constexpr constant bool value = false; };
+template <> struct is_half<half> { static constexpr constant bool value = true; };
 
 //@provides float_low float_high
 // The two numbers of a pair packed in a word, the first in the low half.

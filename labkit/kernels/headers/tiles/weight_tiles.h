@@ -20,15 +20,15 @@ template <class S> struct TileWeights {
 
 //@provides TileByTensor
 template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGES, bool PAIRED> struct TileByTensor {
-  static constexpr int COLUMNS = 128;
-  static constexpr int OUTPUTS = PAIRED ? COLUMNS / 2 : COLUMNS;  // columns of the result
-  static constexpr int COPIES = (BM + 31) / 32;                   // of 16 bytes of x a thread makes for 32 values of k
-  static constexpr int WORDS = BITS;                              // packed in 32 weights
-  static constexpr int STAGE = BM * 4 + COLUMNS * WORDS / 4;      // 16-byte units
-  static constexpr int MEMORY = STAGES * STAGE;
-  static constexpr int BLOCKS = K / 32;
-  static constexpr int FRAGMENTS = PAIRED ? 2 : 4;                // of 8 columns, in each matrix
-  static constexpr int ROWS = BM / 8, RUNS = 1, RUN = 2 * FRAGMENTS;
+  static constexpr constant int COLUMNS = 128;
+  static constexpr constant int OUTPUTS = PAIRED ? COLUMNS / 2 : COLUMNS;  // columns of the result
+  static constexpr constant int COPIES = (BM + 31) / 32;                   // of 16 bytes of x a thread makes for 32 values of k
+  static constexpr constant int WORDS = BITS;                              // packed in 32 weights
+  static constexpr constant int STAGE = BM * 4 + COLUMNS * WORDS / 4;      // 16-byte units
+  static constexpr constant int MEMORY = STAGES * STAGE;
+  static constexpr constant int BLOCKS = K / 32;
+  static constexpr constant int FRAGMENTS = PAIRED ? 2 : 4;                // of 8 columns, in each matrix
+  static constexpr constant int ROWS = BM / 8, RUNS = 1, RUN = 2 * FRAGMENTS;
 
   float acc[BM / 16][4][4];
   uint lane, simdgroup, first;
@@ -43,7 +43,7 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
     return min(first + local / 32 * (8 * FRAGMENTS) + n / 2 * RUN + 2 * j + n % 2, uint(N - 1));
   }
 
-  METAL_FUNC void run(threadgroup uint4* memory, thread const device T* const* sources, thread const TileWeights<S>& weights, uint rows,
+  METAL_FUNC void run(threadgroup uint4* memory, const device T* const thread* sources, thread const TileWeights<S>& weights, uint rows,
                       uint lane_, uint simdgroup_) {
     lane = lane_, simdgroup = simdgroup_, first = weights.first;
     uint thread_ = simdgroup * 32 + lane, r = lane / 4, c = lane % 4;
@@ -112,7 +112,7 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
   }
 
   template <class Copies>
-  static METAL_FUNC void issue(thread Copies& copies, threadgroup uint4* memory, thread const device T* const* sources,
+  static METAL_FUNC void issue(thread Copies& copies, threadgroup uint4* memory, const device T* const thread* sources,
                                const device uint4* packed, int block, uint thread_) {
     if (block < BLOCKS) {
       threadgroup uint4* stage = memory + block % STAGES * STAGE;
@@ -144,16 +144,16 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
 
 //@provides TileBySimdgroup
 template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGES, bool PAIRED> struct TileBySimdgroup {
-  static constexpr int COLUMNS = 64;
-  static constexpr int OUTPUTS = PAIRED ? COLUMNS / 2 : COLUMNS;
-  static constexpr int COPIES = (BM + 31) / 32;                 // rows of x of which a thread loads 8 values of each 32
-  static constexpr int PITCH = 32 + 16 / sizeof(T);             // elements of a staged row: 16 bytes more, against bank conflicts
-  static constexpr int MEMORY = (BM + COLUMNS) * PITCH * sizeof(T) / 16;
-  static constexpr int BLOCKS = K / 32;
-  static constexpr int DOWN = BM >= 32 ? 2 : 1, ACROSS = 4 / DOWN;  // how the simdgroups share the tile
-  static constexpr int HIGH = BM / DOWN / 8, WIDE = COLUMNS / ACROSS / 8;
-  static constexpr int FRAGMENTS = PAIRED ? WIDE / 2 : WIDE;
-  static constexpr int ROWS = HIGH, RUNS = FRAGMENTS, RUN = 2;
+  static constexpr constant int COLUMNS = 64;
+  static constexpr constant int OUTPUTS = PAIRED ? COLUMNS / 2 : COLUMNS;
+  static constexpr constant int COPIES = (BM + 31) / 32;                 // rows of x of which a thread loads 8 values of each 32
+  static constexpr constant int PITCH = 32 + 16 / sizeof(T);             // elements of a staged row: 16 bytes more, against bank conflicts
+  static constexpr constant int MEMORY = (BM + COLUMNS) * PITCH * sizeof(T) / 16;
+  static constexpr constant int BLOCKS = K / 32;
+  static constexpr constant int DOWN = BM >= 32 ? 2 : 1, ACROSS = 4 / DOWN;  // how the simdgroups share the tile
+  static constexpr constant int HIGH = BM / DOWN / 8, WIDE = COLUMNS / ACROSS / 8;
+  static constexpr constant int FRAGMENTS = PAIRED ? WIDE / 2 : WIDE;
+  static constexpr constant int ROWS = HIGH, RUNS = FRAGMENTS, RUN = 2;
 
   simdgroup_matrix<float, 8, 8> acc[HIGH][WIDE];
   uint lane, simdgroup, first;
@@ -166,7 +166,7 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
     return min(first + output, uint(N - 1));
   }
 
-  METAL_FUNC void run(threadgroup uint4* memory, thread const device T* const* sources, thread const TileWeights<S>& weights, uint rows,
+  METAL_FUNC void run(threadgroup uint4* memory, const device T* const thread* sources, thread const TileWeights<S>& weights, uint rows,
                       uint lane_, uint simdgroup_) {
     lane = lane_, simdgroup = simdgroup_, first = weights.first;
     uint thread_ = simdgroup * 32 + lane;
@@ -228,7 +228,7 @@ template <class T, class S, int BITS, int GROUP, int K, int N, int BM, int STAGE
     }
   }
 
-  static METAL_FUNC void load(thread vec<T, 4> (*values)[2], thread uint* words, thread const device T* const* sources,
+  static METAL_FUNC void load(thread vec<T, 4> (*values)[2], thread uint* words, const device T* const thread* sources,
                               const device uint* packed, int block, uint thread_) {
     for (int i = 0; i < COPIES; i++) {
       const device vec<T, 4>* from = (const device vec<T, 4>*)(sources[i] + block * 32 + thread_ % 4 * 8);
