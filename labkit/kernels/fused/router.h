@@ -3,7 +3,7 @@
 //@provides AddedRow
 // A row of the residual stream, x + residual, in the registers of a threadgroup: thread t holds its values t, t + THREADS, ...
 template <class T, int D, int THREADS> struct AddedRow {
-  static constexpr int VALUES = (D + THREADS - 1) / THREADS;
+  static constexpr constant int VALUES = (D + THREADS - 1) / THREADS;
   float h[VALUES], weights[VALUES];
 
   // All reads at once. Behind a write that might be to what it reads, a read waits for its turn.
@@ -36,9 +36,9 @@ template <class T, int D, int THREADS> struct AddedRow {
 //@provides RouterRow
 // An expert's row of the router, by one simdgroup: packed words, scales and biases in registers.
 template <int D, int BITS, int GROUP> struct RouterRow {
-  static constexpr uint PACK = 32 / BITS;            // values of a word
-  static constexpr uint WORDS = D / PACK;            // words of an expert's row
-  static constexpr int LOADS = (WORDS + 31) / 32;    // words of a lane
+  static constexpr constant uint PACK = 32 / BITS;            // values of a word
+  static constexpr constant uint WORDS = D / PACK;            // words of an expert's row
+  static constexpr constant int LOADS = (WORDS + 31) / 32;    // words of a lane
   uint word[LOADS];
   float factor[LOADS], offset[LOADS];
 
