@@ -20,6 +20,10 @@ SAID = """========= COMPUTE-SANITIZER
 """
 
 
+# A pytest inside of pytest without what it needs not: its search for lost exceptions collects all garbage many times.
+PLAIN = [f"-pno:{plugin}" for plugin in ("cacheprovider", "xdist", "unraisableexception", "threadexception")]
+
+
 def test_every_test_is_dealt_out_once_and_what_may_hang_comes_last() -> None:
     tests = ["linear_layer-bfloat16", *(f"few_rows-{i}" for i in range(5)), "full_layer-bfloat16"]
     dealt = sanitize.shares(tests, 3)
@@ -97,7 +101,7 @@ def test_no_test_begins_after_its_time_so_that_the_process_ends_by_itself(tmp_pa
     file.write_text("import pytest\npytestmark = pytest.mark.cuda\ndef test_a(): pass\ndef test_b(): pass\n")
     for until, expected in ((0, ["a"]), (float("inf"), ["a", "b"])):
         plugin = sanitize.Outcomes(tmp_path / f"{until}.jsonl", until)
-        pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "cuda", str(file)], [plugin])
+        pytest.main(["-q", *PLAIN, "-m", "cuda", str(file)], [plugin])
         rows = (tmp_path / f"{until}.jsonl").read_text().splitlines()
         assert [json.loads(row)["test"].rpartition("_")[2] for row in rows] == expected
 
