@@ -60,9 +60,12 @@ class Admission:
         keys, where rows share memory."""
         if not live:
             return True
+        return len(live) < self.max_rows and self.left([*live, total]) >= 0
+
+    def left(self, live: Sequence[int]) -> int:
+        """Bytes that nobody needs when those that live are as long as they may become; below 0, what they lack."""
         capacity = self.capacity
-        free = capacity.capacity_bytes - capacity.weights_bytes
-        return len(live) < self.max_rows and self.projected([*live, total]) <= free
+        return capacity.capacity_bytes - capacity.weights_bytes - self.idle_bytes() - self.projected(live)
 
     def idle_bytes(self) -> int:
         """Bytes in use that rows may take without any becoming more."""

@@ -18,7 +18,7 @@ from labkit.engine.paging import PagedAdmission, Paging, PlainStates
 from labkit.engine.parking import Ledger, Parking, Policy
 from labkit.engine.register import Register
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.session import engine_clock
+from labkit.engine.session import Session, engine_clock
 from labkit.kernels.recording import Machine, machine_here
 from labkit.models import LoadedModel
 
@@ -100,7 +100,14 @@ def assemble(
         admission = Admission(budget, chunk=chunk, max_rows=max_rows, rectangle=cannot_batch(loaded) is None)
     machine = (machine_here() if replay else None) if isinstance(replay, bool) else replay
     executor = Executor(
-        loaded, grid=chunk, pack=pack_prompts, clock=clock, prefixes=prefixes, paging=paging, machine=machine
+        loaded,
+        grid=chunk,
+        pack=pack_prompts,
+        clock=clock,
+        prefixes=prefixes,
+        paging=paging,
+        machine=machine,
+        room=_room(admission, guard),
     )
     ledger = None if guard is None else Ledger(policy)
     register = Register(executor, journal, ledger=ledger, store=prefixes)
@@ -119,6 +126,13 @@ def assemble(
         )
     paged = None if paging is None else paging.kv
     return Parts(clock, admission, Scheduler(chunk), executor, journal, register, delivery, parking, paged)
+
+
+def _room(admission: Admission, guard: MemoryGuard | None) -> Callable[[list[Session], int], int]:
+    """What a recording may take: what those who started will never need; with a guard, what keeps everybody calm."""
+    if guard is not None:
+        return lambda live, held: guard.calm_bytes() + held
+    return lambda live, held: admission.left([session.total for session in live])
 
 
 def _check_kinds(loaded: Any, prefixes: Any, guard: Any, policy: Any) -> None:

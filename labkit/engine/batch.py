@@ -7,14 +7,15 @@ filtered out, and the last one standing gets serial caches again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
 
 from labkit.caches import Cache
-from labkit.engine.replay import Replay, Replays
+from labkit.engine.replay import Replays
+from labkit.engine.replayed import Replay
 from labkit.engine.sampling import Choice, choose
 from labkit.engine.session import Session
 from labkit.models import Model, Rows
@@ -70,8 +71,9 @@ class DecodingBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the caches."""
-        return sum(cache.nbytes for cache in self._caches)
+        """Bytes of the caches, but for what they have of a recording."""
+        lent = 0 if self._replay is None else self._replay.nbytes
+        return sum(cache.nbytes for cache in self._caches) - lent
 
     # -- rows come and go ----------------------------------------------------------------------------------------------
 
@@ -167,14 +169,20 @@ class DecodingBatch:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def launch(self, masks: Sequence[mx.array | None], replays: Replays | None = None) -> None:
+    def launch(
+        self,
+        masks: Sequence[mx.array | None],
+        replays: Replays | None = None,
+        room: Callable[[], int | None] = lambda: None,
+    ) -> None:
         """Feed the pending tokens; the next ones are chosen, and pending. Nothing is waited for.
 
         Args:
             masks: permitted tokens of each row as bits, uint32 [ceil(V / 32)], or None.
             replays: by which rows may be replayed that stay as they are.
+            room: bytes that a recording may take; None: any number.
         """
-        if self._replayed(masks, replays):
+        if self._replayed(masks, replays, room):
             self.pending = self._replay.launch()
         else:
             self._compute(masks)
@@ -190,7 +198,9 @@ class DecodingBatch:
         self.pending = choose(output.logits[:, -1, :], fed, samplers, steps, masks)
         mx.async_eval(self.pending.arrays())
 
-    def _replayed(self, masks: Sequence[mx.array | None], replays: Replays | None) -> bool:
+    def _replayed(
+        self, masks: Sequence[mx.array | None], replays: Replays | None, room: Callable[[], int | None]
+    ) -> bool:
         """Whether the next step is a replayed one."""
         if replays is None or not replays.here or any(mask is not None for mask in masks):
             return False
@@ -206,6 +216,7 @@ class DecodingBatch:
                 [session.chosen for session in sessions],
                 self.pending.token,
                 max(session.wanted for session in sessions),
+                room,
             )
         return self._replay is not None
 

@@ -256,6 +256,7 @@ class Engine(Asking):
         while (first := self._register.first()) and self._fits_now(first, live):
             self._executor.start(self._register.take_first(), events)
             live.append(first.total)
+            self._executor.keep_room()
         self._delivery.tell(events)
 
     def _fits_now(self, session: Session, live: list[int]) -> bool:

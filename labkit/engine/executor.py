@@ -48,6 +48,7 @@ class Executor:
         prefixes: where states of prompts come from and go to, if there is such a store.
         paging: where caches come from, if they lie in pools.
         machine: where decoding rows may be replayed.
+        room: (requests at work, bytes of the recording that there is) -> bytes that a recording may take.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class Executor:
         prefixes: PrefixStore | None = None,
         paging: Paging | None = None,
         machine: Machine | None = None,
+        room: Callable[[list[Session], int], int],
     ):
         shared = cannot_batch(loaded) is None
         self._model, self._clock, self._steps = loaded.model, clock, 0
-        self._paging = paging
+        self._paging, self._room = paging, room
         # Between two records too; a step that fails leaves what it did for the next one to tell.
         self._operations: list[Operation] = []
         self.prefill = Prefill(
@@ -88,6 +90,15 @@ class Executor:
     def cache_bytes(self) -> int:
         """Bytes of all live caches."""
         return self.prefill.nbytes + self.lanes.nbytes
+
+    def _room_now(self) -> int:
+        return self._room(self.sessions(), self.lanes.replays.nbytes)
+
+    def keep_room(self) -> None:
+        """Somebody has started: a recording that does not fit beside all goes."""
+        held = self.lanes.replays.nbytes
+        if held and held > self._room_now():
+            self.lanes.spare()
 
     # -- rows come and go ----------------------------------------------------------------------------------------------
 
@@ -192,7 +203,7 @@ class Executor:
         # A recording reads the pools that it was opened with, and would keep them while a prompt writes new ones.
         shared = self._paging is not None and bool(self.prefill.sessions)
         if plan.kind == "decode":
-            return self.lanes.decode(plan.lane, events, replay=not shared)
+            return self.lanes.decode(plan.lane, events, None if shared else self._room_now)
         if shared:
             self.lanes.come_back()
         happened, told, ready = self.prefill.run(rows, plan.spans)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from labkit.engine.batch import DecodingBatch, Operation
@@ -116,13 +117,18 @@ class Lanes:
             with contextlib.suppress(Exception):
                 batch.come_back()
 
-    def decode(self, name: str, events: Events, *, replay: bool = True) -> dict[str, Any]:
+    def spare(self) -> None:
+        """Let the recording go, and its rows back."""
+        self.replays.spare()
+        self.come_back()
+
+    def decode(self, name: str, events: Events, room: Callable[[], int] | None) -> dict[str, Any]:
         """One token for every row of a lane. Who chose its last token has it read, and takes no part in the forward.
 
         Args:
             name: the lane.
             events: what happened is appended here, also when the step fails later on.
-            replay: whether the rows may be replayed.
+            room: bytes that a recording may take; None if the rows are not to be replayed.
 
         Returns:
             What the step's record says.
@@ -143,7 +149,7 @@ class Lanes:
         masks = self._masks(lane, events) if host_first else [None] * len(lane)
         launched = [(row, row.fed) for row in lane.sessions]
         if launched:
-            lane.launch(masks, self.replays if replay else None)
+            lane.launch(masks) if room is None else lane.launch(masks, self.replays, room)
         if not host_first:
             tokens = self._read(unread, events)
         if not launched:

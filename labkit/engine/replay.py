@@ -1,4 +1,4 @@
-"""Rows that decode by a recording: where recordings can be replayed, one graph a token instead of hundreds of launches.
+"""Who decodes by a recording: where recordings can be replayed, one graph a token instead of hundreds of launches.
 
 Rows that stay together for a few steps are recorded once (`labkit.kernels.recording`): forward, draw and counters. From
 then on a step is one launch, and MLX has no part in it. Their caches hold stale arrays meanwhile; whoever wants the
@@ -11,15 +11,14 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from labkit.caches import Cache
 from labkit.engine.kernel_draws import columns_of
-from labkit.engine.sampling import Choice, RowSampler
-from labkit.kernels.recording import Machine, Moved, Recording, count_on, record
+from labkit.engine.replayed import COUNTERS, LOGPROB, TOKEN, Replay
+from labkit.engine.sampling import RowSampler
+from labkit.kernels.recording import Machine, Moved, NoRoom, Recording, count_on, record
 from labkit.kernels.sampling import sample
 from labkit.models import Model, Rows
 from labkit.models.decode_step import DecodeStep
@@ -34,104 +33,6 @@ FEWEST = 8
 KEPT = 512 << 20
 """Bytes of a recording that stays while nobody decodes."""
 
-TOKEN, LOGPROB, COUNTERS = range(3)
-"""What is carried from step to step before the model's memory."""
-
-
-class Later:
-    """Values of a step that the device may not have reached: `tolist` waits for it."""
-
-    def __init__(self, step: Started, index: int, dtype: type):
-        self._step, self._index, self._dtype = step, index, dtype
-
-    def tolist(self) -> list:
-        """The values, one a row."""
-        return self._step.values()[self._index].view(self._dtype).tolist()
-
-
-class Started:
-    """One replayed step."""
-
-    def __init__(self, recording: Recording, begun: Any):
-        self._read: Callable[[], list[np.ndarray]] | None = lambda: recording.read(begun)
-        self._values: list[np.ndarray] = []
-
-    def values(self) -> list[np.ndarray]:
-        """Wait for it: the rows' tokens and their log-probabilities, as bytes."""
-        if self._read is not None:
-            self._values, self._read = self._read(), None  # which holds the recording no longer
-        return self._values
-
-    def choice(self, rows: int) -> Choice:
-        """As `choose` gives it, but that its arrays can only be read."""
-        return Choice(Later(self, 0, np.uint32), Later(self, 1, np.float32), [None] * rows, [None] * rows, {})
-
-
-class Replay:
-    """Rows that are being replayed.
-
-    Args:
-        keep: lets the rows' caches take what so many steps have left. room: steps that there is room for.
-
-    Attributes:
-        left: steps until it must be closed.
-        closed: whether it was, or has failed at that: the rows are lost then, since others may be in the recording.
-    """
-
-    def __init__(self, recording: Recording, keep: Callable[[list[mx.array], int], None], room: int, rows: int):
-        self._recording, self._keep, self._rows = recording, keep, rows
-        self._taken = 0
-        self._last: Started | None = None
-        self._before: Started | None = None
-        self.left, self.closed = room, False
-
-    def launch(self) -> Choice:
-        """Begin one step; nothing is waited for but the step before the last one.
-
-        Raises:
-            RuntimeError: it was closed.
-        """
-        self._check_open()
-        if self._before is not None:
-            self._before.values()  # its copies are about to be written anew
-        self._before, self._last = self._last, Started(self._recording, self._recording.replay())
-        self._taken, self.left = self._taken + 1, self.left - 1
-        return self._last.choice(self._rows)
-
-    def close(self) -> Choice | None:
-        """Let the caches take what the last step left. Returns its token as arrays, or None if no step was taken.
-
-        Raises:
-            RuntimeError: it was closed.
-        """
-        self._check_open()
-        self._wait()
-        carried = self._recording.carried()
-        self._keep(carried[COUNTERS + 1 :], self._taken)
-        if self._last is None:
-            return None
-        rows = self._rows
-        return Choice(carried[TOKEN], carried[LOGPROB], [None] * rows, [None] * rows, {})
-
-    def discard(self) -> None:
-        """Wait for the steps that were begun, so that their tokens can still be read; the rows' caches are given up."""
-        if not self.closed:
-            with contextlib.suppress(Exception):  # whoever reads its tokens is told why a step has failed
-                self._wait()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise RuntimeError("the machine failed while these rows were replayed: what their caches hold is older")
-
-    def _wait(self) -> None:
-        self.closed = True
-        try:
-            for started in (self._before, self._last):
-                if started is not None:
-                    started.values()
-        finally:
-            self._recording.close()
-
 
 class Replays:
     """Who may be replayed, and the one recording that is kept.
@@ -141,7 +42,7 @@ class Replays:
         patience: `PATIENCE`, or another number of steps.
 
     Attributes:
-        refused: why the rows of a form are not replayed, by the form.
+        refused: why the rows of a form are not replayed, by the form; () for none, where the machine has failed.
         recorded: recordings made. seconds: that they took.
     """
 
@@ -149,6 +50,7 @@ class Replays:
         self._model, self._machine, self._patience = model, machine, patience
         self._recording: Recording | None = None
         self._form: tuple | None = None
+        self._failures: list[str] = []  # of recordings that were made, those that are gone too
         self._asked: tuple = ()
         self._count = 0
         self._never: tuple | None = None
@@ -171,15 +73,21 @@ class Replays:
         if self.nbytes > KEPT:
             self._recording = self._form = None
 
-    def spare(self) -> None:
-        """Memory is tight: a recording that no rows are in goes."""
+    @property
+    def unused(self) -> bool:
+        """Whether no rows are in it."""
         last = self._opened_last()
-        if last is None or last.closed:
-            self._recording = self._form = None
+        return last is None or last.closed
+
+    def spare(self) -> None:
+        """The recording goes; if rows are in it, when they come back, without taking more memory for that."""
+        if not self.unused:
+            self._opened_last().last = True
+        self._recording = self._form = None
 
     def _give_up(self) -> None:
         """The machine has failed in the middle, and rows ended for it: the others are left to MLX."""
-        self.refused[self._form] = self._recording.failed
+        self.refused[self._form or ()] = self._failures[0]
         self._recording = self._form = self._machine = None
 
     def open(
@@ -191,6 +99,7 @@ class Replays:
         chosen: Sequence[int],
         token: mx.array,
         tokens: int,
+        room: Callable[[], int | None] = lambda: None,
     ) -> Replay | None:
         """Replay these rows from now on, or None if they are not to be.
 
@@ -199,14 +108,14 @@ class Replays:
             caches, samplers: theirs. fed: tokens in the caches. chosen: tokens drawn.
             token: what they feed next, uint32 [B].
             tokens: that any of them may still want.
+            room: bytes that a recording may take, asked if one must be made; None: any number.
         """
         if not self.here:
             return None
-        if self._recording is not None and self._recording.failed:
+        if self._failures:
             self._give_up()
             return None
-        last = self._opened_last()
-        if last is not None and not last.closed:
+        if not self.unused:
             return None  # other rows' states are in the recording
         if who != self._asked:
             self._asked, self._count = who, 0
@@ -221,10 +130,16 @@ class Replays:
             self._never = who
         if step is None or step.room < FEWEST:
             return None
-        return self._opened(who, step, columns_of(tuple(options)), chosen, token)
+        return self._opened(who, step, columns_of(tuple(options)), chosen, token, room)
 
     def _opened(
-        self, who: tuple, step: DecodeStep, options: dict[str, mx.array], chosen: Sequence[int], token: mx.array
+        self,
+        who: tuple,
+        step: DecodeStep,
+        options: dict[str, mx.array],
+        chosen: Sequence[int],
+        token: mx.array,
+        room: Callable[[], int | None],
     ) -> Replay | None:
         rows, by = len(chosen), _counters((*step.by, *(1,) * len(chosen)))
         carried = [
@@ -239,26 +154,38 @@ class Replays:
             return None
         mx.eval(carried, given, by)
         try:
-            own = self._own(form, step, options, carried, given, by)
+            own = self._own(form, step, options, carried, given, by, room)
+        except NoRoom:
+            self._count = 0  # they ask again after as many steps
+            return None
         except Exception as reason:  # whatever it is, MLX computes the rows as before
             self.refused[form] = f"{type(reason).__name__}: {reason}"
             self._recording = self._form = None
+            self._failures.clear()  # nobody was in it
             return None
         step.keep(own[COUNTERS + 1 :], 0)
         # Not the step itself: it holds the states that the rows began with.
-        replay = Replay(self._recording, step.keep, step.room, rows)
+        lent = sum(array.nbytes for array in own[COUNTERS + 1 :])
+        replay = Replay(self._recording, step.keep, step.room, rows, lent)
         self._opened_last = weakref.ref(replay)
         return replay
 
     def _own(
-        self, form: tuple, step: DecodeStep, options: dict, carried: list[mx.array], given: list[mx.array], by: mx.array
+        self,
+        form: tuple,
+        step: DecodeStep,
+        options: dict[str, mx.array],
+        carried: list[mx.array],
+        given: list[mx.array],
+        by: mx.array,
+        room: Callable[[], int | None],
     ) -> list[mx.array]:
         """The recording's arrays with the values of `carried`, after recording anew if need be."""
         if form == self._form:
             with contextlib.suppress(Moved):
                 return self._recording.open(carried, given)
         self._recording = self._form = None  # its memory first
-        self._recording, self._form = self._record(step, options, carried, given, by), form
+        self._recording, self._form = self._record(step, options, carried, given, by, room()), form
         return self._recording.open(carried, given)
 
     def _record(
@@ -268,8 +195,10 @@ class Replays:
         carried: list[mx.array],
         given: list[mx.array],
         by: mx.array,
+        room: int | None,
     ) -> Recording:
         names, counted, rows = list(options), len(step.counters), carried[TOKEN].size
+        kept = {"room": room, "failures": self._failures}
 
         def whole(carried: list[mx.array], given: list[mx.array]) -> list[mx.array]:
             token, _, counters, *memory = carried
@@ -280,7 +209,7 @@ class Replays:
             return [token, logprob, count_on(counters, by), *memory]
 
         begin = time.perf_counter()
-        recording = record(whole, carried, given, self._machine, reads=(TOKEN, LOGPROB))
+        recording = record(whole, carried, given, self._machine, reads=(TOKEN, LOGPROB), **kept)
         self.recorded, self.seconds = self.recorded + 1, self.seconds + time.perf_counter() - begin
         return recording
 

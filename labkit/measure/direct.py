@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from labkit.caches import Cache
 from labkit.engine.params import SamplingParams
-from labkit.engine.replay import Replay, Replays
+from labkit.engine.replay import Replays
+from labkit.engine.replayed import Replay
 from labkit.engine.sampling import Choice, RowSampler, choose
 from labkit.models.contract import Model
 from labkit.models.rows import Rows

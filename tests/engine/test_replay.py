@@ -590,6 +590,64 @@ def test_a_machine_that_fails_while_replaying_ends_the_rows_of_the_step(small, w
     assert not replayed.engine._executor.sessions()
 
 
+def test_rows_that_cannot_come_back_end_and_are_never_decoded_from_what_is_stale(small, without_replays):
+    """One is taken out in the middle: it fails with its neighbour, whose caches are as old; and nobody else does."""
+    events = []
+
+    def out(engine: Any) -> None:
+        assert engine._executor.pause(engine._register.live["a"], events) is None
+        engine._delivery.tell(events)
+
+    replayed = play(small, {0: TWO[0], 7: out, 16: TWO[16]}, replay=Failing("copies", 2))
+    assert {session.id for session, _ in events} == {"a", "b"}
+    assert {code for code, _ in replayed.errors.values()} == {"step_failed"}
+    assert replayed.tokens["c"] == without_replays.tokens["c"]
+    for name in ("a", "b"):
+        assert replayed.tokens[name] == without_replays.tokens[name][: len(replayed.tokens[name])]
+    assert not replayed.engine._executor.sessions()
+
+
+def test_who_asks_for_stale_caches_again_is_refused_again(small):
+    replays, sampler = (
+        replaying.Replays(small.model, Failing("copies", 2), patience=0),
+        RowSampler(SamplingParams(**GREEDY), 0),
+    )
+    caches, replay = small.model.make_caches(), None
+    small.model(mx.array([prompt(1, 8)]), caches, Rows.single(0), logits=None)
+    while replay is None:
+        replay = replays.open((0,), caches, [sampler], [8], [0], mx.array([3], dtype=mx.uint32), 100)
+    replay.launch()
+    with pytest.raises(RuntimeError, match="copies failed"):
+        replay.close()
+    for again in (replay.close, replay.launch):
+        with pytest.raises(RuntimeError, match="the machine failed while these rows were replayed"):
+            again()
+    replay.discard()
+    assert replays.open((1,), caches, [sampler], [8], [0], mx.array([3], dtype=mx.uint32), 100) is None
+
+
+def test_under_pressure_on_a_machine_that_has_failed_the_engine_goes_on(small, tmp_path):
+    gib = 1 << 30
+    meter = FakeMeter(gib)
+    options = {
+        "guard": MemoryGuard(gib, meter=meter, interval=0, min_chunk=2),
+        "policy": Policy(patience=0, calm_polls=0),
+        "prefixes": PrefixStore(small, width=8),
+    }
+
+    def press(engine: Any) -> None:
+        meter.live = int(0.97 * gib)
+
+    def relax(engine: Any) -> None:
+        meter.live = 0
+
+    script = {0: TWO[0], 7: press, 10: relax, 16: TWO[16]}
+    replayed = play(small, script, replay=Failing("read", 2, lasting=True), **options)
+    assert {replayed.errors[name][0] for name in ("a", "b")} == {"step_failed"}
+    assert replayed.ends["c"][0] == "length"
+    assert not replayed.engine._executor.sessions()
+
+
 def test_a_machine_that_failed_is_left_alone(small):
     machine = Failing("launch", 4)
     replayed = play(small, {0: submit(("a", 1)), 12: submit(("b", 2))}, replay=machine)
@@ -656,6 +714,137 @@ def test_recordings_go_with_their_engine(small):
     del told
     gc.collect()
     assert gone() is None
+
+
+@pytest.fixture(scope="module")
+def recorded_bytes(small):
+    """Of one row's recording."""
+    with pytest.MonkeyPatch.context() as patched, use_target("reference"):
+        with_room(patched)
+        patience(patched, 2)
+        told = play(small, {0: submit(("a", 1, {"max_tokens": 40}))}, replay=HOST)
+    return told.replays.nbytes
+
+
+def test_bytes_of_a_recording_are_counted_once(small, roomy):
+    def look(engine: Any) -> None:
+        (batch,) = engine._executor.lanes.batches()
+        assert batch._replay is not None
+        buffers = sum(c._keys.nbytes + c._values.nbytes for c in batch._caches if c.kind == "contiguous")
+        assert engine.cache_bytes == buffers + engine.replays.nbytes, "states and tails lie in the recording"
+
+    play(small, {0: submit(("a", 1, {"max_tokens": 12})), 8: look}, replay=HOST)
+
+
+def test_no_recording_takes_what_those_who_started_may_come_to_need(small, roomy, recorded_bytes):
+    """Its rows decode by MLX, and ask again."""
+    script = {0: submit(("a", 1, {"max_tokens": 14}))}
+    plain = play(small, script, replay=False)
+    mine = small.weights_bytes + plain.engine._admission.projected([20])
+    for spare, recorded in ((recorded_bytes // 2, 0), (4 * recorded_bytes, 1)):
+        replayed = play(small, script, replay=HOST, capacity_bytes=mine + spare)
+        compare(plain, replayed)
+        assert (replayed.replays.recorded, replayed.replayed > 4) == (recorded, bool(recorded))
+        assert not replayed.replays.refused
+
+
+def test_a_recording_goes_for_who_starts(small, roomy, recorded_bytes):
+    tokens = 1500
+    row = labkit.Engine(small)._admission.projected([6 + tokens])
+    assert row > 4 * recorded_bytes, "beside one row there is room"
+    held, long = {}, {"max_tokens": tokens}
+
+    def look(engine: Any) -> None:
+        held.setdefault(engine, []).append((len(engine._executor.sessions()), engine.replays.nbytes))
+
+    script = {0: submit(("a", 1, long)), 9: submit(("b", 2, long))} | dict.fromkeys((8, *range(10, 24)), look)
+    script[24] = lambda engine: (engine.cancel("a"), engine.cancel("b"))
+    options = {"capacity_bytes": small.weights_bytes + 2 * row + recorded_bytes // 2}
+    _, replayed = both(small, script, at_least=4, **options)
+    (alone, *beside) = held[replayed.engine]
+    assert alone == (1, recorded_bytes)
+    assert set(beside) == {(2, 0)}
+    assert replayed.replays.recorded == 1
+
+
+class Following(FakeMeter):
+    """Finds what it is told, and the recording."""
+
+    engine: Any = None
+    base = 0
+
+    def read(self):
+        self.live = self.base + (0 if self.engine is None else self.engine.replays.nbytes)
+        return super().read()
+
+
+def guarded(small: Any, ceiling: int) -> tuple[Any, Following]:
+    meter = Following(ceiling)
+    guard = MemoryGuard(ceiling, meter=meter, interval=0, min_chunk=2)
+    policy = Policy(patience=0, calm_polls=0)
+    meter.engine = labkit.Engine(small, replay=HOST, guard=guard, policy=policy, prefixes=PrefixStore(small, width=8))
+    return meter.engine, meter
+
+
+def test_at_the_hard_line_a_recording_goes_before_anybody_is_put_aside(small, roomy, recorded_bytes):
+    engine, meter = guarded(small, 200 * recorded_bytes)
+    told = Told(engine)
+    for name, seed in (("a", 1), ("b", 2)):
+        engine.submit(request(engine, name, seed, max_tokens=30))
+    while not engine.replays.nbytes:
+        hear(told, engine.step())
+    assert engine.memory()["recording_bytes"] == engine.replays.nbytes
+    meter.base = 190 * recorded_bytes - engine.replays.nbytes // 2
+    hear(told, engine.step())
+    assert engine.replays.nbytes == 0
+    assert engine.memory()["level"] == "soft", "without it memory is below the hard line"
+    for _ in range(8):
+        hear(told, engine.step())
+        assert engine.replays.nbytes == 0, "none is made beyond the soft line"
+    meter.base = 0
+    while not engine.idle:
+        hear(told, engine.step())
+    assert engine.replays.recorded == 2
+    assert told.kinds == {"submitted", "prefill", "token", "finished"}, "nobody was"
+    plain = play(small, {0: submit(("a", 1, {"max_tokens": 30}), ("b", 2, {"max_tokens": 30}))}, replay=False)
+    assert told.tokens == plain.tokens
+
+
+def test_at_the_soft_line_a_recording_goes_where_somebody_waits(small, roomy, recorded_bytes):
+    engine, meter = guarded(small, 200 * recorded_bytes)
+    engine.submit(request(engine, "a", 1, max_tokens=60))
+    while not engine.replays.nbytes:
+        engine.step()
+    meter.base = 170 * recorded_bytes
+    for _ in range(3):
+        engine.step()
+    assert engine.memory()["level"] == "soft"
+    assert engine.replays.nbytes > 0, "nobody does"
+    engine.submit(request(engine, "b", 2, max_tokens=4))
+    for _ in range(2):
+        engine.step()
+    assert engine.replays.nbytes == 0
+    meter.base = 0
+    list(engine.run())
+
+
+def test_who_comes_in_finds_a_recordings_memory_free(small, roomy, recorded_bytes):
+    """It needs what the recording takes, and gets it."""
+    long = {"length": 6, "max_tokens": 2000}
+    engine, meter = guarded(small, 1 << 30)
+    need = engine._parking._hands._estimates.need(6, 2000, chunk=8)
+    engine, meter = guarded(small, 12 * need)
+    engine.submit(request(engine, "a", 1, max_tokens=200))
+    while not engine.replays.nbytes:
+        engine.step()
+    engine.submit(request(engine, "b", 2, **long))
+    free = engine._parking._hands.room("b")
+    meter.base = engine.guard.capacity_bytes - free.prompts - engine.replays.nbytes // 2
+    engine.step()
+    assert engine.memory()["requests"] == {"decoding": 1, "prefilling": 1}
+    assert engine.replays.nbytes == 0
+    assert engine.guard.level == "normal", "it was not the lines"
+    engine.close()
 
 
 # -- several engines and threads ---------------------------------------------------------------------------------------

@@ -534,14 +534,14 @@ def test_what_was_given_goes_even_where_the_machine_fails():
             if self.calls["fail"]:
                 raise RuntimeError("gone")
 
-    machine, others = Failing(), given()
-    made = record(step, carried(), others, machine)
+    machine, others, failures = Failing(), given(), []
+    made = record(step, carried(), others, machine, failures=failures)
     made.open(carried(), others)
     machine.calls["fail"] = 1
     with pytest.raises(RuntimeError, match="gone"):
         made.close()
     assert not made._given
-    assert made.failed == "RuntimeError: gone"
+    assert failures == ["RuntimeError: gone"]
 
 
 def test_it_lets_go_of_both_graphs_once_when_it_goes():

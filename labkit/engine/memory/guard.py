@@ -141,6 +141,11 @@ class MemoryGuard:
         self._reading = self.meter.read()
         return max(0, self.capacity_bytes - self._reading.needed)
 
+    def calm_bytes(self) -> int:
+        """What may be taken before the soft line is reached, measured now; below 0 beyond it."""
+        self._reading = self.meter.read()
+        return int(self.ceiling_bytes * self.lines.soft) - self._reading.needed
+
     def chunk_for(self, wanted: int, cost: Callable[[int], int]) -> int:
         """How many of `wanted` prompt tokens to compute at once: all, or halves of them until they fit.
 

@@ -96,7 +96,8 @@ class EngineHands:
         decoding = self._estimates.transient(1, max([len(head.known), *now]), rows=len(live) + 1)
         step = max(self._estimates.prompt_step(len(head.known), self._chunk), decoding)
         beside = lambda lengths: together([*lengths, head.total]) - held + step
-        free = self._guard.free_bytes() + self._admission.idle_bytes()
+        # A recording goes where they need what it takes.
+        free = self._guard.free_bytes() + self._admission.idle_bytes() + self._executor.lanes.replays.nbytes
         return Room(
             free=free if self._admission.promises(head.total, head.known, head.request.extra) else 0,
             nothing=beside(now),
@@ -176,6 +177,7 @@ class EngineHands:
 
     def start(self, id: str) -> None:
         session = self._sessions[id]
+        self._make_room(id)
         again = session.put_aside
         events: list[tuple[Session, Event]] = []
         self._executor.start(session, events)
@@ -186,8 +188,15 @@ class EngineHands:
             events.insert(0, (session, session.back(session.prefilled)))
         self._tell(events)
 
+    def _make_room(self, id: str) -> None:
+        """Let a recording go that takes what the newcomer and those who run may come to need."""
+        held = self._executor.lanes.replays.nbytes
+        if held and (room := self.room(id)).free - held < room.answers:
+            self._executor.lanes.spare()
+
     def resume(self, id: str) -> bool:
         begin, session = time.perf_counter(), self._sessions[id]
+        self._make_room(id)
         lease = self._store.load_private(id)
         caches = None
         if lease is not None:

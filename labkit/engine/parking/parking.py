@@ -53,13 +53,20 @@ class Parking:
 
     def boundary(self) -> None:
         """Called before each step."""
-        if self._guard.level != "normal":  # before anybody suffers
-            self._executor.lanes.replays.spare()
+        if self._executor.lanes.replays.nbytes and self._recording_goes():
+            self._executor.lanes.spare()
+            self._guard.reclaim()
         computed = {session.id for session in self._executor.prefill.sessions}
         for row in self._ledger.live():
             if row.state is State.PREFILLING and row.id not in computed:
                 self._keeper.decoding(row.id)
         self._keeper.boundary()
+
+    def _recording_goes(self) -> bool:
+        """Before anybody suffers: at the hard line; at the soft one if nobody decodes from it, or somebody waits."""
+        if self._guard.free_bytes() <= max(0, self._hands.ahead()):
+            return True
+        return self._guard.level != "normal" and (self._executor.lanes.replays.unused or self._ledger.waits)
 
     def chunk(self) -> int | None:
         """Tokens of the next chunk at most; None where memory allows a whole one."""
@@ -102,6 +109,7 @@ class Parking:
             "level": self._guard.level,
             "used_bytes": reading.needed,
             "pool_bytes": reading.pool,
+            "recording_bytes": self._executor.lanes.replays.nbytes,
             "ceiling_bytes": self._guard.ceiling_bytes,
             "requests": {str(state): states.count(state) for state in State if state in states},
             "moves": {str(trigger): count for trigger, count in ledger.counts.items()},

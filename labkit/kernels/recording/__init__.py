@@ -9,12 +9,13 @@ other reads.
 from labkit.kernels.recording.counting import COUNT_ON, count_on
 from labkit.kernels.recording.machine import Machine, machine_here
 from labkit.kernels.recording.program import NotRecordable, Program
-from labkit.kernels.recording.recording import Moved, Recording, record
+from labkit.kernels.recording.recording import Moved, NoRoom, Recording, record
 
 __all__ = [
     "COUNT_ON",
     "Machine",
     "Moved",
+    "NoRoom",
     "NotRecordable",
     "Program",
     "Recording",

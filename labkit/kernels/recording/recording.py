@@ -23,6 +23,10 @@ class Moved(Exception):
     """What a recording rests on lies elsewhere by now: record anew."""
 
 
+class NoRoom(Exception):
+    """Making a recording would take more memory than there is now."""
+
+
 class Recording:
     """Two graphs of one program. One reads the first set of carried arrays and writes the second, the other the other
     way round. What may be written where it is read is the same array in both sets.
@@ -30,9 +34,11 @@ class Recording:
     Open it, replay it as often as wanted, and take `carried` out: between `open` and the next one nobody else may write
     what is given, and what is carried lies in the recording's own memory.
 
+    Args:
+        failures: where it is written down why the machine could not go on with it: it is of no use then.
+
     Attributes:
         nbytes: of the arrays that are its own.
-        failed: why the machine could not go on with it, if that has happened; "". It is of no use then.
     """
 
     def __init__(
@@ -42,9 +48,10 @@ class Recording:
         sets: tuple[list[mx.array], list[mx.array]],
         given: Sequence[mx.array],
         reads: Sequence[int],
+        failures: list[str] | None = None,
     ):
         self._machine, self._program, self._reads = machine, program, list(reads)
-        self._sets = sets
+        self._sets, self._failures = sets, [] if failures is None else failures
         self._addresses = [machine.addresses(arrays) for arrays in sets]
         self._given, self._forms = list(given), [_form(array) for array in [*sets[0], *given]]
         self._where: list[int] | None = machine.addresses(given)
@@ -55,7 +62,6 @@ class Recording:
         prepared = machine.prepare(program)
         for side in (0, 1):
             self._graphs.append(machine.build(prepared, self._resolve(side, self._where)))
-        self.failed = ""
         twice = (array for index, array in enumerate(sets[0]) if index not in program.rewritten)
         self.nbytes = sum(array.nbytes for array in [*program.made, *twice])
 
@@ -133,18 +139,23 @@ class Recording:
         with self._noting():
             return self._machine.read(begun)
 
-    def carried(self) -> list[mx.array]:
-        """Copies of what is carried now, once all calls are done."""
+    def carried(self, *, last: bool = False) -> list[mx.array]:
+        """Copies of what is carried now, once all calls are done.
+
+        Args:
+            last: the arrays themselves, and no more memory: nobody opens it again.
+        """
         with self._noting():
             self._machine.wait()
-            return self._machine.copies(self._sets[self._side])
+            own = self._sets[self._side]
+            return list(own) if last else self._machine.copies(own)
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
         try:
             yield
         except Exception as reason:
-            self.failed = f"{type(reason).__name__}: {reason}"
+            self._failures.append(f"{type(reason).__name__}: {reason}")
             raise
 
 
@@ -155,30 +166,38 @@ def record(
     machine: Machine,
     *,
     reads: Sequence[int] = (),
+    room: int | None = None,
+    failures: list[str] | None = None,
 ) -> Recording:
     """Run a function four times on the same arrays: twice to note its launches, once from each graph to compare.
 
-    It takes the bytes of what is carried twice besides `carried` itself, where all of it may be rewritten in place, and
-    what the launches write twice; one of both stays.
+    All that the launches write is there twice meanwhile, and once afterwards.
 
     Args:
         step: calls labkit's kernels, and else only such operations of MLX's as change no value (reshape, slices).
         carried, given: evaluated arrays, which stay as they are.
         reads: numbers of carried arrays that the host wants after each call.
+        room: bytes that may be taken; any number by default.
+        failures: as for `Recording`.
 
     Raises:
         NotRecordable: it does something else, or the graph's values differ in a single bit.
+        NoRoom: it would take more; known before a launch is computed.
     """
     before, given = whole(carried), whole(given)
     noted, after = _noted(step, before, given)
+    if room is not None and (needed := _needed(noted, before)) > room:
+        raise NoRoom(f"{needed} bytes are needed, and {room} may be taken")
+    _compute(noted, after)
     again, wanted = _noted(step, before, given)
+    _compute(again, wanted)
     program = as_program(noted, again, before, after, given, machine.addresses)
     del noted, again
     apart = [index for index in range(len(after)) if index not in program.rewritten]
     own = list(after)
     for index, copy in zip(apart, machine.copies([before[index] for index in apart]), strict=True):
         own[index] = copy
-    recording = Recording(machine, program, (own, after), given, reads)
+    recording = Recording(machine, program, (own, after), given, reads, failures)
     for side in (0, 1):
         recording.open(before, given, side=side)
         recording.replay()
@@ -196,10 +215,20 @@ def _noted(step: Step, before: list[mx.array], given: Sequence[mx.array]) -> tup
 
     with watched(note):
         after = step(list(before), list(given))
+    return noted, after
+
+
+def _needed(noted: Sequence[Noted], carried: Sequence[mx.array]) -> int:
+    """Bytes that making a recording takes at most: all that is written twice, or once, with what both sets of carried
+    arrays and the right answer take besides."""
+    written = sum(array.nbytes for launch in noted for array in launch.outputs)
+    return written + max(written, 2 * sum(array.nbytes for array in carried))
+
+
+def _compute(noted: Sequence[Noted], after: Sequence[mx.array]) -> None:
     # All at once: what is noted lives, so nothing is written where something else was.
     mx.eval(after, [[launch.launch.inputs, launch.outputs] for launch in noted])
     mx.synchronize()
-    return noted, after
 
 
 def _release(machine: Machine, graphs: list[Any]) -> None:
