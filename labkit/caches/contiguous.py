@@ -33,6 +33,7 @@ class Columns(Tailed, Cache):
     keys = Lent()
     values = Lent()
     _host: HostViews | None = None
+    _owned = False  # whether nobody else has the buffers, though the host has not made them
 
     @property
     @abstractmethod
@@ -125,6 +126,8 @@ class Columns(Tailed, Cache):
         self.settle()
         filled = self._filled
         start = filled if start is None else start
+        if self._owned:
+            self._host, self._owned = host.views([self._keys, self._values]), False
         if self._host is None or self._host.lent > start or self._host.arrays[0].shape[2] < filled + new:
             self._copy_to_host(filled + new, batch)
         return self._host.arrays[0], self._host.arrays[1]
@@ -151,11 +154,16 @@ class Columns(Tailed, Cache):
             del buffer
             mx.clear_cache()
 
+    def own(self) -> None:
+        self._owned = True
+
     def _forget(self) -> None:
         self._host = self._tail = None
+        self._owned = False
 
     def _lend(self) -> None:
         self.settle()
+        self._owned = False
         if self._host is not None:
             self._host.lent = max(self._host.lent, self._filled)
 

@@ -1,8 +1,9 @@
 """A cache's arrays as memory that the host writes: the in-place rule (labkit.kernels.in_place) where the CPU computes.
 
 MLX's arrays never change, and may share their bytes with others. So the host writes only into buffers that it made
-itself, and only what was never handed out: `Lent` sees every reading of an attribute, and what a reader may have kept is
-copied before it would change. Between readings a step writes its own tokens and copies nothing.
+itself or that were made for this cache alone, and only what was never handed out: `Lent` sees every reading of an
+attribute, and what a reader may have kept is copied before it would change. Between readings a step writes its own
+tokens and copies nothing.
 """
 
 from __future__ import annotations

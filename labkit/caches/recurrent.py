@@ -32,6 +32,7 @@ class Recurrent(Cache):
     supports = OPERATIONS - _NO_COLUMNS - {"extend", "filter", "extract"}
     cache = Lent()
     _host: HostViews | None = None
+    _owned = False  # whether nobody else has the states, though the host has not made them
 
     def __init__(self, size: int = 2, layout: Layout | None = None, *, batch: int = 1):
         self.cache = [None] * size
@@ -45,7 +46,8 @@ class Recurrent(Cache):
         return self.cache[index]
 
     def __setitem__(self, index: int, value: mx.array | None) -> None:
-        self._cache[index], self._host = value, None
+        self._cache[index] = value
+        self._forget()
         if self.layout is None and all(state is not None for state in self._cache):
             self.layout = self._layout_now()
 
@@ -78,6 +80,8 @@ class Recurrent(Cache):
         Args:
             batch: rows, for a cache that is still empty.
         """
+        if self._owned:
+            self._host, self._owned = host.views(self._cache), False
         if self._host is None or self._host.lent:
             pairs = [
                 host.zeros((batch, *spec.shape)) if state is None else host.copied(state)
@@ -87,10 +91,14 @@ class Recurrent(Cache):
             self._host = HostViews([view for _, view in pairs])
         return self._host
 
+    def own(self) -> None:
+        self._owned = True
+
     def _forget(self) -> None:
-        self._host = None
+        self._host, self._owned = None, False
 
     def _lend(self) -> None:
+        self._owned = False
         if self._host is not None:
             self._host.lent = 1
 
@@ -257,7 +265,7 @@ class BatchedRecurrent(Recurrent):
         self._append([other])
 
     def _append(self, others: Sequence[Cache]) -> None:
-        """Their rows behind these, all at once: one by one, each would copy all that came before it."""
+        """Append their rows, all at once: one by one, each would copy all that came before it."""
         caches = [self, *others]
         batches = [cache.batch_size for cache in caches]
 

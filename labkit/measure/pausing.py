@@ -29,16 +29,18 @@ FIELDS = ("out", "out processor", "in", "in processor", "check", "check processo
 class PauseCost:
     """One row put away and brought back. Seconds are the medians of the rounds, bytes of its caches' valid part.
 
-    The bytes alone are a floor that no store reaches which proves what it reads: a checksum looks at every byte once
-    more each way. It is measured as well, so that what is left can be told from it.
+    The bytes alone are moved as a row must be, that is there after a power cut and never there in part: written beside
+    their name, flushed, renamed, and the folder flushed. What no store can leave out that proves what it reads is not
+    in them: a checksum looks at every byte once more each way. It is measured as well, so that what is left can be told
+    from it.
 
     Attributes:
         tokens: in its caches.
         bytes: that must go each way.
         pause_seconds, resume_seconds: of the engine, from the boundary on.
-        out_seconds, in_seconds: the same bytes and nothing else: written and flushed with their name, their memory
-            given back; read into new arrays. Without a copy in between where the host shares the arrays' memory, and
-            without checksums; on the same disk, in turns with the engine's.
+        out_seconds, in_seconds: the same bytes and nothing else: on the disk under their name, their memory given
+            back; read into new arrays. Without a copy in between where the host shares the arrays' memory, without
+            checksums, and with one wait for the device each way; on the same disk, in turns with the engine's.
         check_seconds: the store's checksums of the bytes, once, in one thread.
         ratio: both of the engine over both of the bytes, median of the rounds.
         ratio_low, ratio_high: an interval for it from the order of the rounds alone (`paired.median_interval`).
@@ -185,48 +187,45 @@ def _moved(caches: Sequence[Any], path: Path) -> tuple[int, float, float, float,
     out = timed(lambda: _out(arrays, path))
     into = timed(lambda: back.extend(_in(like, path)))
     path.unlink()
-    pieces = [memoryview(_bytes(array)).cast("B") for array in back]
+    pieces = _bytes(back)
     return size, *out, *into, *timed(lambda: blockfile.checksums(pieces))
 
 
 def _out(arrays: list[mx.array], path: Path) -> None:
-    """Arrays to a file that is on the disk, as is its name, written from where they lie, if the host reads it; then
-    their memory is given back, for which they went."""
-    system, at = FileSystem(), 0
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    """Arrays to a file that is on the disk, as is its name, whole or not at all; written from where they lie, if the
+    host reads it. Then their memory is given back, for which they went."""
+    system, at, beside = FileSystem(), 0, path.with_suffix(".half")
+    descriptor = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
-        for array in arrays:
-            data = memoryview(_bytes(array)).cast("B")
+        for data in _bytes(arrays):
             system.write(descriptor, data, at)
             at += len(data)
-            del array, data
         system.sync(descriptor)
     finally:
         os.close(descriptor)
+    system.replace(beside, path)
     system.sync_folder(path.parent)
     arrays.clear()
 
 
 def _in(like: Sequence[tuple[tuple[int, ...], mx.Dtype]], path: Path) -> list[mx.array]:
     """What `_out` wrote, as arrays of these shapes; read to where they are to lie, if the host writes it."""
-    back, at = [], 0
+    back = [mx.zeros(shape, dtype) for shape, dtype in like]
+    rooms, at = _bytes(back) if shares_memory() else [pages(array.nbytes) for array in back], 0
     with FileSystem().reading(path) as (_, fill):
-        for shape, dtype in like:
-            new = mx.zeros(shape, dtype)
-            if shares_memory():
-                mx.eval(new)
-                fill(memoryview(_bytes(new)).cast("B"), at)
-            else:
-                data = pages(new.nbytes)
-                fill(data, at)
-                new = mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
-            back.append(new)
-            at += new.nbytes
-    mx.eval(back)
+        for room in rooms:
+            fill(room, at)
+            at += len(room)
+    if not shares_memory():
+        read = [mx.array(np.frombuffer(room, np.uint8)) for room in rooms]
+        back = [new.view(dtype).reshape(shape) for new, (shape, dtype) in zip(read, like, strict=True)]
+        mx.eval(back)
     return back
 
 
-def _bytes(array: mx.array) -> np.ndarray:
-    """An array as whole numbers, since numpy has no bfloat16: its own memory, if the host may touch it."""
-    number = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[array.dtype.size]
-    return np.array(array.view(number), copy=not shares_memory())
+def _bytes(arrays: Sequence[mx.array]) -> list[memoryview]:
+    """Arrays' bytes: their own memory, if the host may touch it. As whole numbers, since numpy has no bfloat16."""
+    number = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+    views = [array.view(number[array.dtype.size]) for array in arrays]
+    mx.eval(views)
+    return [memoryview(np.array(view, copy=not shares_memory())).cast("B") for view in views]

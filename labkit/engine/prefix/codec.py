@@ -17,7 +17,11 @@ import numpy as np
 from labkit.caches import Cache, Layout, Unsupported
 from labkit.caches.host import shares_memory
 from labkit.caches.layout import dtype_name
+from labkit.engine.prefix.crossing import copied, fetched, sent
 from labkit.engine.prefix.record import Record, Tensor
+
+Arrays = dict[tuple[int, str], mx.array]
+"""By layer and the name that its cache has for them."""
 
 
 class Codec:
@@ -54,22 +58,36 @@ class Codec:
                 return "other_length"
         return None
 
-    def columns(self, caches: Sequence[Cache], start: int, end: int, *, lent: bool = False) -> dict[str, Tensor]:
-        """What the by-token layers hold of the tokens start to end.
+    def columns(self, caches: Sequence[Cache], start: int, end: int) -> dict[str, Tensor]:
+        """What the by-token layers hold of the tokens start to end."""
+        return _taken(self._columns(caches, start, end))
+
+    def state(self, caches: Sequence[Cache]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What all other layers hold: tensors, and their scalars for `Record.about`."""
+        arrays, scalars = self._state(caches)
+        return _taken(arrays), scalars
+
+    def both(
+        self, caches: Sequence[Cache], start: int, end: int, *, lent: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """`columns` and `state`, taken together.
 
         Args:
             lent: the bytes may lie in the caches' own memory, for whoever needs them no longer than the caches.
         """
-        arrays = {(index, n): a for index in self.by_token for n, a in caches[index].columns(start, end).items()}
-        return _taken(arrays, lent)
+        arrays, scalars = self._state(caches)
+        return _taken(self._columns(caches, start, end) | arrays, lent), scalars
 
-    def state(self, caches: Sequence[Cache], *, lent: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """What all other layers hold: tensors (`lent`: as for `columns`), and their scalars for `Record.about`."""
+    def _columns(self, caches: Sequence[Cache], start: int, end: int) -> Arrays:
+        layers = self.by_token if end > start else ()
+        return {(index, n): array for index in layers for n, array in caches[index].columns(start, end).items()}
+
+    def _state(self, caches: Sequence[Cache]) -> tuple[Arrays, dict[str, str]]:
         arrays, scalars = {}, {}
         for index in self.whole:
             own, scalars[index] = caches[index].dump()
             arrays |= {(index, name): array for name, array in own.items()}
-        return _taken(arrays, lent), {"scalars": json.dumps(scalars)}
+        return arrays, {"scalars": json.dumps(scalars)}
 
     def rooms(self, tensors: dict[str, tuple[str, tuple[int, ...]]], tokens: int) -> dict[str, mx.array]:
         """Arrays for a row's tensors (dtype, shape), those of by-token layers as long as `tokens` tokens are best
@@ -94,78 +112,51 @@ class Codec:
         Args:
             landed: by name, what `rooms` gave for the last of the blocks and the state, whose bytes lie there already.
         """
-        caches = self._make()
-        parts: dict[int, dict[str, list[Tensor]]] = {index: {} for index in self.by_token}
-        for name in blocks[0].tensors if self.by_token else ():
-            layer, _, short = name.partition(".")
-            if layer.isdigit() and int(layer) in parts:
-                parts[int(layer)][short] = [block.tensors[name] for block in blocks]
-        rooms = {index: caches[index].room_for(tokens) for index in self.by_token}
-        for index, whole in _joined(parts, rooms, landed).items():
-            caches[index].fill_columns(whole, tokens)
+        caches, own = self._make(), {index: {} for index in (*self.by_token, *self.whole)}
+        first = blocks[0].tensors if self.by_token else {}
+        columns = {n: [block.tensors[n] for block in blocks] for n in first if _layer(n) in self.by_token}
+        states = {n: t for n, t in state.tensors.items() if _layer(n) in self.whole} if state is not None else {}
+        if shares_memory():
+            arrays = _joined(columns, {n: caches[_layer(n)].room_for(tokens) for n in columns}, landed)
+            arrays |= {n: landed[n] if n in landed else _array(tensor) for n, tensor in states.items()}
+        else:
+            arrays = sent(columns | {n: [tensor] for n, tensor in states.items()})
+        for name, array in arrays.items():
+            own[_layer(name)][name.partition(".")[2]] = array
         scalars: dict[str, Any] = json.loads(state.about["scalars"]) if state is not None else {}
+        for index in self.by_token:
+            caches[index].fill_columns(own[index], tokens)
         for index in self.whole:
-            names = [name for name in state.tensors if name.startswith(f"{index}.")]
-            arrays = {n.partition(".")[2]: landed[n] if n in landed else _array(state.tensors[n]) for n in names}
-            caches[index].fill(arrays, scalars[str(index)])
+            caches[index].fill(own[index], scalars[str(index)])
         mx.eval([cache.state for cache in caches])
+        for cache in caches:
+            cache.own()
         return caches
 
 
-_UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+def _layer(name: str) -> int | None:
+    """Whose tensor it is; None for what is no cache's."""
+    layer = name.partition(".")[0]
+    return int(layer) if layer.isdigit() else None
 
 
-def _taken(arrays: dict[tuple[int, str], mx.array], lent: bool) -> dict[str, Tensor]:
+def _taken(arrays: Arrays, lent: bool = False) -> dict[str, Tensor]:
     """Arrays -> bytes, all evaluated together; each copied once out of the cache's own buffer, or not at all."""
-    # As integers of the same width, since numpy has no bfloat16: a view, also of columns in the middle of a buffer.
-    views = {key: array.view(_UNSIGNED[array.dtype.size]) for key, array in arrays.items() if array.size}
+    views = {key: _known(array) for key, array in arrays.items() if array.size}
     if shares_memory():
         mx.eval(list(views.values()))
-        taken = {key: (_pieces if lent else _copied)(view) for key, view in views.items()}
+        taken = {key: (_pieces if lent else copied)(view) for key, view in views.items()}
     else:
-        taken = _fetched(views)
+        taken = fetched(views)
     return {
         f"{layer}.{name}": Tensor(dtype_name(array.dtype), tuple(array.shape), taken.get((layer, name), b""))
         for (layer, name), array in arrays.items()
     }
 
 
-TOGETHER = 64 << 20
-"""Bytes that leave a device side by side, so much memory of it they take for a moment."""
-
-
-def _fetched(views: dict[tuple[int, str], mx.array]) -> dict[tuple[int, str], memoryview]:
-    """Bytes out of a device with memory of its own, in few and new arrays.
-
-    MLX moves an array's whole buffer to memory that both share as soon as the host asks for a byte of it, for good. A
-    cache's own would lie there from then on: allocated and copied anew at each block, and read by the next kernel page
-    by page; 80 buffers a block of the 35B-A3B shape.
-    """
-    fetched, groups = {}, []
-    for key in sorted(views, key=lambda key: views[key].dtype.size):
-        last = groups[-1] if groups else None
-        if last is None or views[last[0]].dtype != views[key].dtype or _bytes(views, [*last, key]) > TOGETHER:
-            groups.append([key])
-        else:
-            last.append(key)
-    for keys in groups:
-        # One more element: alone, an array would be its own concatenation.
-        parts = [*(views[key].reshape(-1) for key in keys), mx.zeros((1,), views[keys[0]].dtype)]
-        data, at = _copied(mx.concatenate(parts)), 0
-        for key in keys:
-            fetched[key] = data[at : at + views[key].nbytes]
-            at += views[key].nbytes
-    return fetched
-
-
-def _bytes(views: dict[tuple[int, str], mx.array], keys: Sequence[tuple[int, str]]) -> int:
-    return sum(views[key].nbytes for key in keys)
-
-
-def _copied(array: mx.array) -> memoryview:
-    """A copy in memory of numpy's, which takes large pages where the system has them: touching new memory page by page
-    costs more than the copy itself."""
-    return memoryview(np.array(array, order="C")).cast("B").toreadonly()
+def _known(array: mx.array) -> mx.array:
+    """An array of a dtype that numpy has, with the same bytes: a view, also of columns in the middle of a buffer."""
+    return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
 
 
 def _pieces(array: mx.array | np.ndarray) -> tuple[memoryview, ...]:
@@ -186,24 +177,17 @@ def _array(tensor: Tensor) -> mx.array:
 
 
 def _joined(
-    parts: dict[int, dict[str, list[Tensor]]], rooms: dict[int, int], landed: Mapping[str, mx.array]
-) -> dict[int, dict[str, mx.array]]:
-    """By layer and name: tensors [..., tokens, D] behind one another in an array of `rooms[layer]` columns, each byte
-    written once where the host writes the device's memory. Where an array has `landed`, its last tensor lies there."""
-    if not shares_memory():
-        return {layer: {name: _concatenated(some) for name, some in of.items()} for layer, of in parts.items()}
-    whole = {
-        layer: {
-            name: landed[f"{layer}.{name}"] if f"{layer}.{name}" in landed else _room(some, rooms[layer])
-            for name, some in of.items()
-        }
-        for layer, of in parts.items()
-    }
+    parts: dict[str, list[Tensor]], rooms: dict[str, int], landed: Mapping[str, mx.array]
+) -> dict[str, mx.array]:
+    """By name: tensors [..., tokens, D] behind one another in an array of so many columns, each byte written once.
+    Where an array has `landed`, its last tensor lies there."""
+    whole = {name: landed[name] if name in landed else _room(some, rooms[name]) for name, some in parts.items()}
+    missing = {name: some[:-1] if name in landed else some for name, some in parts.items()}
     # Memory that nobody else has seen: see labkit.caches.host.
-    views = host_views({(layer, name): array for layer, of in whole.items() for name, array in of.items()})
-    for (layer, name), view in views.items():
-        at, tensors = 0, parts[layer][name]
-        for tensor in tensors[:-1] if f"{layer}.{name}" in landed else tensors:
+    views = host_views({name: whole[name] for name, some in missing.items() if some})
+    for name, view in views.items():
+        at = 0
+        for tensor in missing[name]:
             part = np.frombuffer(tensor.whole, np.uint8).view(view.dtype).reshape(tensor.shape)
             view[..., at : at + tensor.shape[-2], :] = part
             at += tensor.shape[-2]
@@ -211,9 +195,9 @@ def _joined(
 
 
 def host_views(arrays: dict[Any, mx.array]) -> dict[Any, np.ndarray]:
-    """Views of arrays' own memory that can be written, as whole numbers; all evaluated at once, since each wait for the
-    device takes as long as a small array."""
-    views = {key: array.view(_UNSIGNED[array.dtype.size]) for key, array in arrays.items()}
+    """Views of arrays' own memory that can be written; all evaluated at once, since each wait for the device takes as
+    long as a small array."""
+    views = {key: _known(array) for key, array in arrays.items()}
     mx.eval(list(arrays.values()), list(views.values()))
     return {key: np.array(view, copy=False) for key, view in views.items()}
 
@@ -222,10 +206,3 @@ def _room(tensors: Sequence[Tensor], columns: int) -> mx.array:
     """Zeros for these tensors behind one another, and for further columns."""
     first, tokens = tensors[0], sum(tensor.shape[-2] for tensor in tensors)
     return mx.zeros((*first.shape[:-2], max(columns, tokens), first.shape[-1]), getattr(mx, first.dtype))
-
-
-def _concatenated(tensors: Sequence[Tensor]) -> mx.array:
-    parts = [_array(tensor) for tensor in tensors]
-    whole = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-2)
-    mx.eval(whole)  # so that only one layer is there twice
-    return whole

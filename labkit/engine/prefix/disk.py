@@ -40,7 +40,8 @@ class DiskTier:
     Attributes:
         on_evicted: told the name of each record that was removed to make room.
         counts: what happened, by name. Every refusal and every loss is among them.
-        bytes_used: bytes of all files when last measured.
+        bytes_used: bytes of all files, at most: counted when an engine starts and when the limit is near, in between
+            with what was added since.
     """
 
     def __init__(
@@ -219,10 +220,19 @@ class DiskTier:
     # -- room ----------------------------------------------------------------------------------------------------------
 
     def _make_room(self, size: int, protect: Collection[str]) -> None:
-        found = self.folder.scan()
-        self.bytes_used = sum(entry.size for entry in found)
+        """Room for a file that is to be added, under the folder's lock."""
         free = self._system.free_bytes(self.folder.path)
-        surplus = max(self.bytes_used + size - self._limit, size + self._keep_free - free)
+        surplus = lambda used: max(used + size - self._limit, size + self._keep_free - free)
+        used = self.folder.bytes_at_most()
+        if used is None or surplus(used) > 0:
+            found = self.folder.scan()
+            self.bytes_used = sum(entry.size for entry in found)
+            self._evict_for(size, surplus(self.bytes_used), free, found, protect)
+            used = self.bytes_used
+        self.bytes_used = used + size
+        self.folder.say_bytes(self.bytes_used)
+
+    def _evict_for(self, size: int, surplus: int, free: int, found: list[Entry], protect: Collection[str]) -> None:
         if surplus <= 0:
             return
         spared = self._pins | set(protect)
@@ -273,8 +283,10 @@ class DiskTier:
                     self._system.unlink(entry.path)
             except OSError:
                 self.counts.add("read_failed")
-        found = self.folder.scan()
-        self.bytes_used = sum(entry.size for entry in found)
+        with self.folder.locked():
+            found = self.folder.scan()
+            self.bytes_used = sum(entry.size for entry in found)
+            self.folder.say_bytes(self.bytes_used)
         ours = self.folder.root[:16]
         foreign = [e for e in found if e.record and e.path.parts[-3] != ours and not e.name.endswith(".private")]
         self.counts.add("incompatible", len(foreign))

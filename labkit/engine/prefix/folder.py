@@ -1,7 +1,8 @@
 """The store's folder on disk, which several engines may share: who is here, what lies where, what may go.
 
     labkit-prefix-store.json        says whose folder this is
-    lock                            held for the moments in which room is made and owners come and go
+    lock                            held for the moments in which room is made and owners come and go; it holds what all
+                                    files take at most
     blocks/ROOT/HH/HASH.PART.safetensors
     private/HASH.private.safetensors
     owners/ID/alive                 locked as long as its engine lives
@@ -102,6 +103,16 @@ class Folder:
                 self._depth -= 1
                 if self._depth == 0:
                     fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def bytes_at_most(self) -> int | None:
+        """What all files take at most, as said when they were last counted or one was added; None if nobody has said.
+        For whoever holds the lock: to look at every file for each new one costs more than a small one itself."""
+        said = os.pread(self._lock, 8, 0)
+        return int.from_bytes(said, "little") if len(said) == 8 else None
+
+    def say_bytes(self, count: int) -> None:
+        """Say so. Never too little: before a file is added, and what is removed need not be taken off."""
+        os.pwrite(self._lock, count.to_bytes(8, "little"), 0)
 
     def place(self, name: str) -> Path:
         """Where a record lies or would lie."""

@@ -62,22 +62,15 @@ class PrivateChains:
         start = len(shared) * self._width
         # The caller holds the caches until the bytes are on the disk. In memory alone they stay, and need a copy.
         lent = self._tiers.disk is not None
-        state, scalars = self._codec.state(caches, lent=lent)
-        tensors = self._codec.columns(caches, start, len(tokens), lent=lent) if len(tokens) > start else {}
-        ids = struct.pack(f"<{len(tokens)}i", *tokens)
-        tensors |= state | {"tokens": Tensor("int32", (len(tokens),), ids)}
+        tensors, scalars = self._codec.both(caches, start, len(tokens), lent=lent)
+        tensors["tokens"] = Tensor("int32", (len(tokens),), struct.pack(f"<{len(tokens)}i", *tokens))
         self._newest[id] = save = uuid.uuid4().hex
         about = {**scalars, "id": id, "save": save, "shared": json.dumps(list(shared)), "data": json.dumps(data)}
         record = self._chains.record([key], 0, "private", tensors, about)
         self._tiers.unpin(owner)
         if self._tiers.has(name):
             self._tiers.drop(name)
-        refusal = self._tiers.put(name, record, protect=columns, hot=False)
-        if refusal is None and not (self._tiers.flush(timeout) and self._tiers.pin(owner, [name])):
-            refusal = "not_written"
-        # What an earlier pause left may lie there still, if this write failed.
-        if refusal is None and (self._tiers.about(name) or {}).get("save") != save:
-            refusal = "not_written"
+        refusal = self._tiers.write(name, record, owner, protect=columns, timeout=timeout)
         if refusal is not None:
             self.drop(id)
         return refusal

@@ -125,8 +125,7 @@ class SharedPrefixes:
     def _keep_tail(self, tokens: Sequence[int], caches: Sequence[Cache], keys: list[str], key: str) -> Committed:
         if self._tiers.kept(name_of(key, "tail")):
             return Committed(True, "present")
-        state, scalars = self._codec.state(caches)
-        tensors = self._codec.columns(caches, len(keys) * self._width, len(tokens)) | state
+        tensors, scalars = self._codec.both(caches, len(keys) * self._width, len(tokens))
         record = self._chains.record([*keys, key], len(keys), "tail", tensors, scalars)
         refusal = self._tiers.put(name_of(key, "tail"), record, protect=self._chains.columns(keys))
         return Committed(refusal is None, refusal or "stored")
@@ -149,20 +148,16 @@ class SharedPrefixes:
         limit = matched
         while (depth := self._deepest_state(keys, limit)) > 0:
             chain = self._chains.columns(keys[:depth])
-            if self._codec.whole:
-                state = self._tiers.get([name_of(keys[depth - 1], "state")], self._chains.expected)[0]
-                if state is None:
-                    limit = depth - 1
-                    continue
-            else:
-                state = None
-            blocks = self._tiers.get(chain, self._chains.expected)
-            if None in blocks:
-                limit = blocks.index(None)
+            names = [*chain, name_of(keys[depth - 1], "state")] if self._codec.whole else chain
+            records = self._tiers.get(names, self._chains.expected)
+            if None in records:
+                lost = records.index(None)
+                limit = lost if lost < len(chain) else depth - 1
                 continue
-            self._tiers.touch([*chain, name_of(keys[depth - 1], "state")] if self._codec.whole else chain)
+            self._tiers.touch(names)
             self._recomputed(keys, matched, depth)
-            return self._leases.new(blocks, state, depth * self._width)
+            state = records[-1] if self._codec.whole else None
+            return self._leases.new(records[: len(chain)], state, depth * self._width)
         self._recomputed(keys, matched, 0)
         return None
 
@@ -184,13 +179,13 @@ class SharedPrefixes:
         name = name_of(key, "tail")
         if not self._tiers.has(name) or self._matched(keys) < len(self._chains.columns(keys)):
             return None
-        tail = self._tiers.get([name], self._chains.expected)[0]
-        blocks = self._tiers.get(self._chains.columns(keys), self._chains.expected)
-        if tail is None or None in blocks:
+        names = [*self._chains.columns(keys), name]
+        records = self._tiers.get(names, self._chains.expected)
+        if None in records:
             return None
-        self._tiers.touch([*self._chains.columns(keys), name])
+        self._tiers.touch(names)
         self._counts.add("tail_hits")
-        return self._leases.new([*blocks, tail], tail, tokens)
+        return self._leases.new(records, records[-1], tokens)
 
     def _matched(self, keys: list[str]) -> int:
         """How many leading blocks are there, as far as by-token layers are concerned."""

@@ -94,26 +94,16 @@ class Tiers:
                     self.memory.put(name, found[name])
         return [found[name] for name in names]
 
-    def about(self, name: str) -> dict[str, str] | None:
-        """What the record says of itself, from where it is to stay."""
-        if self.disk is not None:
-            return self.disk.about(name)
-        record = self.memory.get(name)
-        return None if record is None else record.about
-
-    def put(self, name: str, record: Record, *, protect: Collection[str] = (), hot: bool = True) -> str | None:
+    def put(self, name: str, record: Record, *, protect: Collection[str] = ()) -> str | None:
         """Keep a record; returns why not, or None.
 
         Args:
             protect: names that must not make room for it.
-            hot: whether to keep a copy in memory where there is a disk.
         """
-        kept = True
-        if hot or self.disk is None:
-            with self._lock:
-                self._protected = protect
-                kept = self.memory.put(name, record)
-                self._protected = ()
+        with self._lock:
+            self._protected = protect
+            kept = self.memory.put(name, record)
+            self._protected = ()
         if self.disk is None:
             return None if kept else "memory_full"
         # Not under the lock: the writer needs it to go on.
@@ -122,6 +112,22 @@ class Tiers:
                 self.memory.drop(name)
             return "queue_full" if not self.writer.closed else "closed"
         return None
+
+    def write(
+        self, name: str, record: Record, owner: str, *, protect: Collection[str] = (), timeout: float | None = None
+    ) -> str | None:
+        """Keep a record that `owner` waits for, and holds from then on; returns why not, or None. With a disk, it is
+        there when this returns None.
+
+        Args:
+            protect: names that must not make room for it.
+            timeout: seconds to wait for what is to be written before.
+        """
+        if self.disk is None:
+            refusal = self.put(name, record, protect=protect)
+        else:
+            refusal = None if self.writer.write(name, record, protect, timeout) else "not_written"
+        return refusal or (None if self.pin(owner, [name]) else "not_written")
 
     def drop(self, name: str, *, after: str | None = None) -> None:
         """Remove a record from every tier; from the disk, once `after` has been written."""

@@ -1,4 +1,5 @@
-"""The writer: one thread that takes records (bytes, never arrays) to the disk, in order."""
+"""The writer: takes records (bytes, never arrays) to the disk, in order: in a thread of its own, but what its caller
+waits for in the caller's."""
 
 from __future__ import annotations
 
@@ -99,6 +100,14 @@ class Writer:
             self._change.notify_all()
             return True
 
+    def write(self, name: str, record: Record, protect: Collection[str] = (), timeout: float | None = None) -> bool:
+        """Write and pin a record now, in the thread that calls, behind all that waits. False, counted, if it failed, or
+        what waits took longer than `timeout` seconds."""
+        if not self.flush(timeout) or self.closed:
+            self.counts.add("closed" if self.closed else "not_reached")
+            return False
+        return self._written(_Job(name, record, protect), pin=True) is None
+
     def drop(self, name: str, *, after: str | None = None) -> None:
         """Queue a removal, to be done once `after` has been written. A write that still waits is called off."""
         with self._change:
@@ -158,15 +167,17 @@ class Writer:
             if meant and (job.after is None or self._disk.has(job.after)):
                 self._disk.drop(job.name)
             return
-        error = None
+        self._on_done(job.name, self._written(job, pin=self._pinned(job.name)))
+
+    def _written(self, job: _Job, *, pin: bool) -> Exception | None:
         try:
-            self._disk.write(job.name, job.record, pin=self._pinned(job.name), protect=job.protect)
-            self._quiet = False
+            self._disk.write(job.name, job.record, pin=pin, protect=job.protect)
         except Exception as failure:  # a full or failing disk costs a block, never the engine
-            error = failure
             self.last_error = f"{type(failure).__name__}: {failure}"
             self.counts.add("failed")
             if not self._quiet:  # once, until a write succeeds again
                 log.warning("the prefix store could not write a block (%s); it will be computed again", failure)
             self._quiet = True
-        self._on_done(job.name, error)
+            return failure
+        self._quiet = False
+        return None

@@ -41,7 +41,7 @@ def test_a_paused_row_comes_back_exactly(open_store, witness, name, committed):
 def test_a_paused_row_is_written_from_where_it_lies_and_nobody_holds_it_then(open_store, hybrid, monkeypatch):
     store = open_store(hybrid)
     before, caches = settled_memory(), decoded(hybrid)
-    monkeypatch.setattr(codec, "_copied", lambda array: pytest.fail("a copy that the pause waits for"))
+    monkeypatch.setattr(codec, "copied", lambda array: pytest.fail("a copy that the pause waits for"))
     assert store.save_private("row", ROW, caches).stored
     monkeypatch.undo()
     assert identical(store.load_private("row").restore(), caches)

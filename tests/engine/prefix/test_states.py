@@ -1,4 +1,4 @@
-"""Which recurrent states a store keeps, and how bytes leave the caches."""
+"""Which recurrent states a store keeps, and how bytes leave the caches where memory is shared."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ import mlx.core as mx
 import pytest
 
 from labkit.caches import Contiguous
-from labkit.engine.prefix import Retention, codec
+from labkit.engine.prefix import Retention
 from labkit.engine.prefix.codec import Codec
 from labkit.engine.prefix.record import Record
-from tests.engine.prefix.conftest import (
-    PROMPT,
-    ROW,
-    WIDTH,
-    Witness,
-    address,
-    commit_all,
-    decoded,
-    identical,
-    leaves,
-    restored,
-)
+from tests.engine.prefix.conftest import PROMPT, WIDTH, Witness, commit_all, restored
 from tests.engine.prefix.faults import FULL, Failing
 
 
@@ -97,29 +86,3 @@ def test_bytes_leave_a_buffer_in_one_copy_that_takes_no_memory_of_the_devices(dt
     back = codec.assemble([Record(tensors)], None, 2895)[0]
     for name in ("keys", "values"):
         assert mx.array_equal(getattr(back, name)[..., :2895, :], getattr(cache, name)[..., 5:2900, :])
-
-
-@pytest.mark.parametrize("lent", [False, True])
-def test_bytes_leave_a_device_in_few_new_arrays_and_no_buffer_of_a_cache(open_store, hybrid, monkeypatch, lent):
-    """To ask for a buffer's bytes moves all of it to the host for good where memories are two."""
-    caches, ours = decoded(hybrid), codec.Codec(hybrid.model.make_caches, hybrid.model.layouts)
-    take = lambda: (ours.columns(caches, 3, 29, lent=lent), ours.state(caches, lent=lent)[0])
-    before = [{name: tensor.whole for name, tensor in part.items()} for part in take()]
-    asked, copied = [], codec._copied
-    monkeypatch.setattr(codec, "shares_memory", lambda: False)
-    monkeypatch.setattr(codec, "_copied", lambda array: (asked.append(array), copied(array))[1])
-    after = take()
-    assert [{name: tensor.whole for name, tensor in part.items()} for part in after] == before
-    assert [list(part) for part in after] == [list(part) for part in before], "in the same order in a file"
-    assert len(asked) == 2, "one for all columns, one for all states"
-    held = {address(array) for cache in caches for array in leaves(cache)}
-    assert not held & {address(array) for array in asked}
-    # However much there is, so much memory of the device and no more.
-    monkeypatch.setattr(codec, "TOGETHER", 1)
-    asked.clear()
-    assert [{name: tensor.whole for name, tensor in part.items()} for part in take()] == before
-    assert len(asked) == sum(map(len, before))
-    assert not held & {address(array) for array in asked}
-    store = open_store(hybrid)
-    assert store.save_private("row", ROW, caches).stored
-    assert identical(store.load_private("row").restore(), caches)
