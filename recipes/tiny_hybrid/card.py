@@ -1,11 +1,12 @@
-"""Write the model card and its plots from the run's record and the evaluations.
+"""Write the model card and its plots from the run's record and the evaluations, and the record beside them.
 
-    python -m recipes.tiny_hybrid.card --curves curves.json --corpora .corpora/corpora.json --quality quality.json \\
-        --mlx mlx.json --samples samples.json --device "NVIDIA H200" --verified "..." --out data/models/tiny-hybrid
+    python -m recipes.tiny_hybrid.card --run RUN/training.json --corpora RUN/corpora.json --quality quality.json \\
+        --mlx mlx.json --samples samples.json --verified verified.txt --out data/models/tiny-hybrid
 """
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from string import Template
 
@@ -108,6 +109,9 @@ def fields(run: dict, corpora: dict, quality: dict, mlx: dict, samples: list[dic
         **{key: str(value) for key, value in trunk.items() if not isinstance(value, dict)},
         **{key: f"{value:g}" for key, value in vars(schedule).items() if isinstance(value, int | float)},
         **facts,
+        "device": f"{run['device']}, " + ", ".join(f"{name} {number}" for name, number in run["versions"].items()),
+        "began": began(run),
+        "SEED": str(run["seed"]),
         "parameters_trunk": f"{parameters['trunk']:,}",
         "parameters_head": f"{parameters['mtp']:,}",
         "contexts": " then ".join(str(length) for length in dict.fromkeys(phase[2] for phase in phases)),
@@ -136,6 +140,15 @@ def fields(run: dict, corpora: dict, quality: dict, mlx: dict, samples: list[dic
     }
 
 
+def began(run: dict) -> str:
+    """What the run began with: random weights, or the weights of earlier runs, first one first."""
+    runs = [
+        f"{one['step']:,} steps, {one['tokens'] / 1e6:.1f} M tokens, {one['elapsed']:.0f} s on {one['device']}"
+        for one in run["earlier"]
+    ]
+    return run["started_from"] + "".join(f"; before: {text}" for text in runs)
+
+
 def samples_text(samples: list[dict]) -> str:
     """One quoted block a sample."""
     blocks = []
@@ -149,17 +162,16 @@ def samples_text(samples: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("curves", "corpora", "quality", "mlx", "samples", "out"):
+    for name in ("run", "corpora", "quality", "mlx", "samples", "verified", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--device", required=True, help="what it was trained on")
-    parser.add_argument("--verified", required=True, help="what verify_export printed")
     arguments = parser.parse_args()
     read = lambda path: json.loads(path.read_text())
-    run = read(arguments.curves)
+    run = read(arguments.run)
+    shutil.copyfile(arguments.run, arguments.out / "training.json")
     plot_curves(run, arguments.out / "training.svg")
     plot_loads(run, arguments.out / "router_load.svg")
     size = (arguments.out / "model.safetensors").stat().st_size
-    facts = {"device": arguments.device, "verified": arguments.verified, "size": f"{size:,}"}
+    facts = {"verified": arguments.verified.read_text().strip(), "size": f"{size:,}"}
     inputs = [read(path) for path in (arguments.corpora, arguments.quality, arguments.mlx, arguments.samples)]
     template = Template((Path(__file__).parent / "card_template.md").read_text())
     (arguments.out / "MODEL_CARD.md").write_text(template.substitute(fields(run, *inputs, facts)))

@@ -59,40 +59,75 @@ class _UnitLowerInverse(torch.autograd.Function):
         return -(inverse.mT @ grad @ inverse.mT).tril(-1)
 
 
-def _normalised(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+class _Scan(torch.autograd.Function):
+    """The part that goes chunk by chunk: S_0 = 0, C_n = u_n - w_n S_n, S_{n+1} = kept_n S_n + written_n C_n.
+
+    u [N, T, C, V], w [N, T, C, K], written [N, T, K, C], kept [N, T, 1, 1] -> S [N, T, K, V], C [N, T, C, V]. Its
+    gradient is written out: autograd would keep and add up every step of the loop, where only two products a chunk
+    wait for each other.
+    """
+
+    @staticmethod
+    def forward(ctx, u, w, written, kept):
+        states = u.new_zeros(*w.shape[:2], w.shape[-1], u.shape[-1])
+        corrected = torch.empty_like(u)
+        for n in range(len(u)):
+            torch.baddbmm(u[n], w[n], states[n], alpha=-1, out=corrected[n])
+            if n + 1 < len(u):
+                torch.baddbmm(states[n] * kept[n], written[n], corrected[n], out=states[n + 1])
+        ctx.save_for_backward(w, written, kept, states, corrected)
+        return states, corrected
+
+    @staticmethod
+    def backward(ctx, states_grad, corrected_grad):
+        w, written, kept, states, corrected = ctx.saved_tensors
+        later = torch.zeros_like(states)  # gradients of S_{n+1}
+        total = torch.empty_like(corrected)  # gradients of C_n
+        for n in reversed(range(len(w))):
+            torch.baddbmm(corrected_grad[n], written[n].mT, later[n], out=total[n])
+            if n:
+                own = torch.addcmul(states_grad[n], later[n], kept[n])
+                torch.baddbmm(own, w[n].mT, total[n], alpha=-1, out=later[n - 1])
+        kept_grad = (later * states).sum((-2, -1), keepdim=True)
+        return total, -(total @ states.mT), later @ corrected.mT, kept_grad
+
+
+def _unit(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """scale * x / sqrt(sum x^2 + 1e-6) over the last axis, by torch's fused norm."""
+    width = x.shape[-1]
+    return F.rms_norm(x, (width,), x.new_full((width,), scale * width**-0.5), 1e-6 / width)
 
 
 def chunk_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
     """q, k [B, L, H, K]; v [B, L, HV, V]; g (log decay), beta [B, L, HV] -> [B, L, HV, V]. fp32 inside; q and k are
     normalised here.
+
+    Value heads that share a key head stand beside each other, R of them, so that the products of keys and queries are
+    made once for all: [N, B, H, C, K] on the side of the keys, [N, B, H, R, C, V] on that of the values.
     """
     batch, length, heads, _ = v.shape
-    kind = v.dtype
-    chunks = -(-length // CHUNK)
-    spread = heads // q.shape[2]
+    kind, keys = v.dtype, q.shape[2]
+    missing = -length % CHUNK
 
     def cut(x: torch.Tensor) -> torch.Tensor:
-        x = F.pad(x.float(), (0, 0, 0, 0, 0, chunks * CHUNK - length))
-        return x.view(batch, chunks, CHUNK, heads, -1).permute(0, 3, 1, 2, 4)  # [B, HV, N, C, D]
+        """[B, L, ..., D] -> [N, B, ..., C, D], contiguous."""
+        if missing:
+            x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
+        return x.unflatten(1, (-1, CHUNK)).movedim(2, -2).transpose(0, 1).contiguous().float()
 
-    q = cut(_normalised(q.float()).repeat_interleave(spread, 2)) * q.shape[-1] ** -0.5
-    k = cut(_normalised(k.float()).repeat_interleave(spread, 2))
-    v, g, beta = cut(v), cut(g[..., None]).squeeze(-1).cumsum(-1), cut(beta[..., None])
+    q, k = _unit(cut(q), q.shape[-1] ** -0.5), _unit(cut(k), 1.0)
+    v, g, beta = (cut(x.unflatten(2, (keys, -1))) for x in (v, g[..., None], beta[..., None]))
+    g = g.squeeze(-1).cumsum(-1)
     lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=v.device).tril()
     decay = (g[..., :, None] - g[..., None, :]).masked_fill(~lower, float("-inf")).exp()
-    mixing = ((beta * k) @ k.mT * decay).tril(-1)
-    right = torch.cat([beta * v, beta * k * g.exp()[..., None]], dim=-1)
-    u, w = (_UnitLowerInverse.apply(mixing) @ right).split([v.shape[-1], k.shape[-1]], dim=-1)
+    mixing = ((k @ k.mT).unsqueeze(3) * decay * beta).tril(-1)
+    inverse = _UnitLowerInverse.apply(mixing) * beta.mT
+    w = ((inverse * g.exp()[..., None, :]).flatten(3, 4) @ k).unflatten(3, (-1, CHUNK))
     last = g[..., -1:]
-    written = (k * (last - g).exp()[..., None]).mT
-    kept = last[..., None].exp()
-    state, before, corrected = v.new_zeros(batch, heads, k.shape[-1], v.shape[-1]), [], []
-    for u_n, w_n, written_n, kept_n in zip(*(x.unbind(2) for x in (u, w, written, kept)), strict=True):
-        before.append(state)
-        corrected.append(u_n - w_n @ state)
-        state = state * kept_n + written_n @ corrected[-1]
-    seen, scores = q * g.exp()[..., None], q @ k.mT * decay
-    out = seen @ torch.stack(before, 2) + scores @ torch.stack(corrected, 2)
-    out = out.permute(0, 2, 3, 1, 4).reshape(batch, chunks * CHUNK, heads, -1)
+    written = (k.unsqueeze(3) * (last - g).exp()[..., None]).mT
+    flat = (x.flatten(1, 3) for x in (inverse @ v, w, written, last[..., None].exp()))
+    states, corrected = (x.unflatten(1, g.shape[1:4]) for x in _Scan.apply(*flat))
+    seen, scores = q.unsqueeze(3) * g.exp()[..., None], (q @ k.mT).unsqueeze(3) * decay
+    out = seen @ states + scores @ corrected
+    out = out.transpose(0, 1).movedim(-2, 2).reshape(batch, length + missing, heads, -1)
     return out[:, :length].to(kind)

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model
 
-from . import layout, shape
+from . import layout, parts, shape
 
 GROUP, BITS, GATE_BITS = 64, 4, 8
 
@@ -80,11 +80,8 @@ def quantise(weights: dict[str, mx.array], out: Path, **changes: object) -> None
 
 def load_trained(folder: Path) -> dict[str, mx.array]:
     """The training run's weight parts in transformers layout."""
-    paths = sorted(folder.glob("weights-*.safetensors"))
-    if not paths:
-        raise FileNotFoundError(f"no weights-NN.safetensors in {folder}: train first")
     return layout.transformers_from_training(
-        {name: value for path in paths for name, value in mx.load(str(path)).items()}
+        {name: value for path in parts.whole_parts(folder) for name, value in mx.load(str(path)).items()}
     )
 
 

@@ -27,6 +27,7 @@ def main() -> None:
     check = commands.add_parser("compare")
     check.add_argument("--transformers", type=Path, required=True)
     check.add_argument("--logits", type=Path, required=True)
+    check.add_argument("--out", type=Path, help="write the sentence here too, for the card")
     arguments = parser.parse_args()
     write_logits(arguments) if arguments.command == "logits" else compare(arguments)
 
@@ -62,10 +63,13 @@ def compare(arguments: argparse.Namespace) -> None:
         kl = (first.exp() * (first - second)).sum(-1).max().item()
     difference = (ours - theirs).abs().max().item()
     same = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
-    print(
-        f"{ours.shape[0]} x {ours.shape[1]} positions: largest difference {difference:.2e}, largest KL {kl:.2e}, "
-        f"top-1 agreement {same:.4%}"
+    said = (
+        f"{ours.shape[0]} x {ours.shape[1]} positions, largest logit difference {difference:.1e}, "
+        f"largest KL {kl:.1e}, top-1 agreement {same:.4%}"
     )
+    print(said)
+    if arguments.out:
+        arguments.out.write_text(said + "\n")
     if difference > LOGITS or kl > KL:
         raise SystemExit(f"above the limits {LOGITS:g} (logits) or {KL:g} (KL)")
 

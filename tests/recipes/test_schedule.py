@@ -16,3 +16,10 @@ def test_learning_rate_warms_up_stays_and_ends_low():
 def test_phases_cover_the_whole_time_with_equal_batches():
     assert schedule.PHASES[-1][2] == 1.0
     assert len({rows * length for rows, length, _ in schedule.PHASES}) == 1
+
+
+@pytest.mark.parametrize("phases", [[], [[4, 32, 0.5]], [[4, 32, 1.0], [4, 32, 0.5]], [[0, 32, 1.0]]])
+def test_phases_that_cannot_be_trained_are_refused(phases):
+    with pytest.raises(ValueError, match="until this share of the time"):
+        schedule.check_phases(phases)
+    schedule.check_phases(list(schedule.PHASES))

@@ -2,6 +2,9 @@
 without it.
 """
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -143,7 +146,7 @@ def test_optimiser_state_returns_and_weights_stay_views():
 
 def test_weights_survive_their_parts_and_start_a_new_run(tmp_path):
     model = trunk.build(0, **SMALL)
-    paths = parts.save_parts(dict(model.named_parameters()), tmp_path, torch.float32, limit=600_000)
+    paths = parts.save_parts(dict(model.named_parameters()), tmp_path, 7, torch.float32, limit=600_000)
     assert len(paths) > 1
     assert all(path.stat().st_size < 700_000 for path in paths)
     other = trunk.build(1, **SMALL)
@@ -152,4 +155,23 @@ def test_weights_survive_their_parts_and_start_a_new_run(tmp_path):
     mover.step()  # with a zero learning rate the masters come back as they are
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     with pytest.raises(ValueError, match="more than"):
-        parts.save_parts(dict(model.named_parameters()), tmp_path, limit=1000)
+        parts.save_parts(dict(model.named_parameters()), tmp_path, 8, limit=1000)
+
+
+def test_the_shipped_weights_are_what_mlx_makes_of_them():
+    pytest.importorskip("mlx.core")
+    from recipes.tiny_hybrid import export_transformers, layout, shipped
+
+    folder = Path(__file__).resolve().parents[2] / "data" / "models" / "tiny-hybrid"
+    found = shipped.load_shipped(folder)
+    expected = layout.transformers_from_mlx(
+        export_transformers.dequantised(folder),
+        lambda v: export_transformers.mx.moveaxis(v, 2, 1),
+        lambda a, b: export_transformers.mx.concatenate([a, b], axis=-2),
+    )
+    assert {name.removeprefix("trunk.") for name in found} == set(expected)
+    names = {name for name, _ in trunk.build(0).named_parameters()}
+    assert set(found) == names
+    for name, value in found.items():
+        other = torch.from_numpy(np.array(expected[name.removeprefix("trunk.")]))
+        torch.testing.assert_close(value, other, rtol=2e-7, atol=1e-8, msg=name)

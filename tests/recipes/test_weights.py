@@ -141,3 +141,26 @@ def test_only_the_gated_norm_is_not_centred(trained):
 def test_missing_weights_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="train first"):
         quantise.load_trained(tmp_path)
+
+
+def write_part(folder, number, step, of=2):
+    metadata = {"format": "pt", "step": str(step), "parts": str(of)}
+    name = f"weights-{number:02d}.safetensors"
+    mx.save_safetensors(str(folder / name), {f"trunk.{number}": mx.ones((4, 4))}, metadata=metadata)
+    return folder / name
+
+
+def test_a_run_killed_while_it_wrote_is_not_taken_for_whole(tmp_path):
+    for number in (0, 1):
+        last = write_part(tmp_path, number, 40)
+    assert set(quantise.load_trained(tmp_path)) == {"0", "1"}
+    write_part(tmp_path, 0, 60)
+    with pytest.raises(ValueError, match=r"weights-00.safetensors of step 60, weights-01.safetensors of step 40"):
+        quantise.load_trained(tmp_path)
+    write_part(tmp_path, 0, 40)
+    last.write_bytes(last.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="is not whole"):
+        quantise.load_trained(tmp_path)
+    last.unlink()
+    with pytest.raises(ValueError, match="no whole set"):
+        quantise.load_trained(tmp_path)
