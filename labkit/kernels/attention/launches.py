@@ -12,6 +12,7 @@ from labkit.kernels.attention import reference
 from labkit.kernels.header import Header
 from labkit.kernels.headers import TILES
 from labkit.kernels.launch import Kernel
+from labkit.kernels.targets import threads_that_fit
 
 Form = Literal["lanes", "tensor"]
 PrefillForm = Literal["simdgroup", "tensor"]
@@ -183,7 +184,7 @@ def merge_call(partial: mx.array, stats: mx.array, dtype: mx.Dtype, gates: mx.ar
         ValueError: gates that are too few.
     """
     rows, heads, parts, width = partial.shape
-    slices = max(1, min(1024 // width, parts))
+    slices = max(1, min(threads_that_fit(1024) // width, parts))
     if gates is not None and (gates.shape[-1] < 2 * heads * width or gates.size != rows * gates.shape[-1]):
         raise ValueError(f"gates of {heads} heads of {width} stand in {rows} rows, not in {gates.shape}")
     pitch = 0 if gates is None else gates.shape[-1]

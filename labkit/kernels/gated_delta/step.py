@@ -16,6 +16,7 @@ from labkit.kernels.gated_delta.recurrence import PACKED
 from labkit.kernels.gated_delta.shapes import DELTA, check_spans, expect
 from labkit.kernels.launch import Implementation, Kernel
 from labkit.kernels.signature import Launch
+from labkit.kernels.targets import threads_that_fit
 
 STEP = Kernel.from_file(
     Path(__file__).parent / "step.metal",
@@ -33,10 +34,10 @@ MAX_TOKENS = 8
 
 
 @cache
-def _simdgroups(dv: int) -> int:
+def _simdgroups(dv: int, fit: int) -> int:
     # Sixteen hold 128 columns at once; a wider head takes rounds, with more registers a thread than so many have.
     per_simdgroup = 32 // PACKED.lanes * PACKED.columns
-    most = 16 if dv <= 16 * per_simdgroup else 8
+    most = min(16 if dv <= 16 * per_simdgroup else 8, fit)
     return max(n for n in range(1, most + 1) if dv % (n * per_simdgroup) == 0)
 
 
@@ -83,7 +84,7 @@ def step_call(
         raise ValueError(f"z stands from column {rows_z.at} on: a multiple of four is needed to read four at a time")
     expect("state", state, (shape.batch, shape.hv, shape.dv, shape.dk), mx.float32)
     expect("norm_weight", norm_weight, (shape.dv,))
-    threads = 32 * _simdgroups(shape.dv)
+    threads = 32 * _simdgroups(shape.dv, threads_that_fit(512) // 32)
     states = (shape.batch, shape.length, *state.shape[1:]) if each else state.shape
     return {
         "inputs": [

@@ -11,6 +11,7 @@ import mlx.core as mx
 from labkit.kernels.header import Header
 from labkit.kernels.launch import Kernel
 from labkit.kernels.routing import reference
+from labkit.kernels.targets import threads_that_fit
 
 Scoring = Literal["softmax", "sigmoid"]
 SCORINGS = get_args(Scoring)
@@ -76,6 +77,7 @@ def choose_experts_call(
     """
     inputs, template = _choice(logits, k, experts, scoring, bias, renormalise, scale)
     tokens, experts = logits.shape[0], dict(template)["E"]
+    threads = threads_that_fit(threads)
     check_choice(logits, k, experts, shared)
     slots, groups = k + shared, experts + shared
     block = block or tokens_per_block(tokens, slots)
@@ -95,7 +97,7 @@ def count_experts_call(indices: mx.array, experts: int) -> dict:
     _check_indices(indices, experts)
     block = tokens_per_block(*indices.shape) * indices.shape[1]
     blocks = -(-indices.size // block)
-    threads = -(-experts // 32) * 32
+    threads = _lanes(experts)
     return {
         "inputs": [indices, indices.size],
         "template": [("E", experts), ("BLOCK", block), ("THREADS", threads)],
@@ -118,6 +120,7 @@ def group_rows_call(
     _check_tile(tile)
     block = (block or tokens_per_block(*indices.shape)) * indices.shape[1]
     blocks = -(-indices.size // block)
+    threads = threads_that_fit(threads, least=_lanes(experts))
     if counts.shape != (blocks, experts):
         raise ValueError(f"counts need shape {(blocks, experts)} for indices {indices.shape}, not {counts.shape}")
     return {
@@ -146,7 +149,7 @@ def route_few_call(
     if tokens > FEW:
         raise ValueError(f"one launch routes at most {FEW} tokens, not {tokens}")
     room = 8 if tokens <= 8 else FEW
-    threads = max(32 * room, -(-experts // 32) * 32)
+    threads = max(threads_that_fit(32 * room), _lanes(experts))
     groups = _group_outputs(tokens * k, experts, tile)
     return {
         "inputs": [*inputs, tile, max_blocks(tokens * k, experts, tile)],
@@ -156,6 +159,11 @@ def route_few_call(
         "output_shapes": [(tokens, k), (tokens, k), *groups["output_shapes"]],
         "output_dtypes": [mx.int32, mx.float32, *groups["output_dtypes"]],
     }
+
+
+def _lanes(experts: int) -> int:
+    """A thread for each expert, in whole simdgroups."""
+    return -(-experts // 32) * 32
 
 
 def max_blocks(assignments: int, experts: int, tile: int) -> int:

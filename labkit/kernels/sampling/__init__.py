@@ -11,6 +11,7 @@ from labkit.kernels.headers import SHARED
 from labkit.kernels.launch import Kernel
 from labkit.kernels.sampling import reference
 from labkit.kernels.sampling.draw import sample
+from labkit.kernels.targets import threads_that_fit
 
 __all__ = ["ARGMAX", "argmax", "argmax_call", "sample"]
 
@@ -33,7 +34,7 @@ def argmax_call(logits: mx.array) -> dict:
     if logits.ndim < 1 or logits.size == 0:
         raise ValueError(f"logits need shape [..., V] with at least one value, not {logits.shape}")
     vocabulary = logits.shape[-1]
-    threads = min(1024, max(32, -(-vocabulary // 32) * 32))
+    threads = threads_that_fit(min(1024, max(32, -(-vocabulary // 32) * 32)))
     return {
         "inputs": [logits, vocabulary],
         "template": [("THREADS", threads)],

@@ -23,6 +23,7 @@ from labkit.kernels.header import Header
 from labkit.kernels.headers import __path__ as _headers
 from labkit.kernels.launch import Kernel
 from labkit.kernels.sampling import reference
+from labkit.kernels.targets import threads_that_fit
 
 _HERE = Path(__file__).parent
 _HEADER = Header.from_file(Path(_headers[0]) / "threadgroup_reduce.h", _HERE / "sampling.h")
@@ -146,7 +147,7 @@ def sample_rows_call(
     count = -(-vocabulary // (4 * chunk_threads))
     if any(chunk.shape != (rows, count) for chunk in chunks):
         raise ValueError(f"chunks need shape {(rows, count)}, not {[chunk.shape for chunk in chunks]}")
-    threads = min(threads, max(32, 32 * count))  # a simdgroup a chunk
+    threads = threads_that_fit(min(threads, max(32, 32 * count)))  # a simdgroup a chunk
     return {
         "inputs": [
             logits,

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 TARGETS = ("metal", "cuda", "native", "reference", "simulator")
 """All targets, the best for a machine first: a GPU's own, then functions on the CPU, then the simulated text."""
 
+SURE_ON_METAL = 256
+"""Threads of a threadgroup that an M1 launches at the most registers a thread can have: 128 of 32 bits leave room for
+384 (dougallj/applegpu)."""
+
 Watcher = Callable[["Kernel", "Launch", list[mx.array]], None]
 """Is told of each launch, and of its outputs."""
 
@@ -75,6 +79,18 @@ def target_in_use(target: str | None = None) -> str | None:
     For operations that choose among kernels before any of them is called.
     """
     return target or _chosen.get() or device_target()
+
+
+def threads_that_fit(wanted: int, least: int = 32) -> int:
+    """Of a threadgroup: as many as wanted, on Metal no more than every GPU launches whatever registers a text takes.
+
+    The registers that a text needs lower the threads that Metal starts, and MLX refuses a launch of more when it is
+    evaluated: 896 were left of 1,024 for a kernel of a few dozen registers on an M2 Ultra (Blaizzy/mlx-vlm #1799).
+
+    Args:
+        least: threads that the text cannot do without, such as one for each expert.
+    """
+    return max(least, min(wanted, SURE_ON_METAL)) if target_in_use() == "metal" else wanted
 
 
 def default_target(kernel: Kernel) -> str:
