@@ -10,6 +10,7 @@ from labkit.kernels.door import takes_arrays
 from labkit.kernels.fused import reference
 from labkit.kernels.headers import SHARED
 from labkit.kernels.launch import Kernel
+from labkit.kernels.targets import threads_that_fit
 
 RESIDUAL_RMS_NORM = Kernel.from_file(
     Path(__file__).parent / "residual_rms_norm.metal",
@@ -53,7 +54,7 @@ def residual_rms_norm_call(x: mx.array | None, residual: mx.array, weight: mx.ar
 
 def threads_for(dim: int) -> int:
     """Threads of a row: about 8 values each, which is enough loads in flight and few partial sums."""
-    return min(1024, max(32, -(-dim // 8) // 32 * 32))
+    return threads_that_fit(min(1024, max(32, -(-dim // 8) // 32 * 32)))
 
 
 @takes_arrays
