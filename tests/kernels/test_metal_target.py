@@ -62,7 +62,7 @@ def launches_of(entry) -> list:
     "entry", [e for e in all_entries() if not e.resident and e.kernel is not COUNT_ON], ids=lambda e: e.name
 )
 def test_every_threadgroup_is_one_that_an_m1_launches(entry):
-    """More threads start only where the compiler takes fewer registers: MLX refuses a launch in the middle of a step."""
+    """More threads start only where the compiler takes fewer registers: MLX refuses a launch amid a step."""
     for case, launch in zip(entry.cases, launches_of(entry), strict=True):
         experts = dict(launch.template).get("E", 0) if entry.mechanism == "routing" else 0
         assert math.prod(threadgroup_size(launch)) <= max(SURE_ON_METAL, -(-experts // 32) * 32), case.label
