@@ -1,4 +1,4 @@
-"""Caches <-> records: the one file here that touches MLX, in the thread that owns the arrays.
+"""Caches <-> records, in the thread that owns the arrays.
 
 Layers whose layout is `by_token` are cut into blocks. All others (recurrent states, rings) are copied whole. Bytes are
 taken as they are, in the array's own dtype: a detour through another dtype would round.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
 import zlib
 
 import mlx.core as mx
@@ -161,3 +164,51 @@ def test_many_checksums_at_once_are_those_of_one_thread(monkeypatch):
     damaged[begin + 6 * blockfile.SEGMENT + 9] ^= 1
     with pytest.raises(blockfile.Damaged, match="checksums"):
         decode(bytes(damaged))
+
+
+def test_when_a_read_fails_no_thread_touches_the_file_any_more(monkeypatch):
+    """Its number may be another file's by then, and the memory another row's."""
+    monkeypatch.setattr(blockfile, "MANY", 1)
+    monkeypatch.setattr(blockfile, "RUN", 1)
+    data = bytes_of(Record({"0.keys": Tensor("uint8", (6 << 20,), bytes(6 << 20))}))
+    at_work = []
+
+    def fill(buffer, offset):
+        at_work.append(offset)
+        if offset > 1 << 20:
+            time.sleep(0.05)
+            buffer[:] = data[offset : offset + len(buffer)]
+        elif offset:
+            raise OSError("it breaks")
+        else:
+            buffer[:] = data[: len(buffer)]
+        at_work.remove(offset)
+
+    with pytest.raises(OSError, match="breaks"):
+        blockfile.load(len(data), fill)
+    assert [offset for offset in at_work if offset > 1 << 20] == []
+
+
+FORKED = """
+import os, sys
+from labkit.engine.prefix import blockfile
+from labkit.engine.prefix.record import Record, Tensor
+
+def there_and_back():
+    file = blockfile.Encoded(Record({"x": Tensor("uint8", (8 << 20,), bytes(8 << 20))}))
+    data = bytearray(file.size)
+    file.write(lambda piece, at: data.__setitem__(slice(at, at + len(piece)), piece))
+    def fill(buffer, at):
+        buffer[:] = data[at : at + len(buffer)]
+    return blockfile.load(file.size, fill).nbytes
+
+assert there_and_back() == 8 << 20
+child = os.fork()
+if child == 0:
+    os._exit(0 if there_and_back() == 8 << 20 else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_reads_and_writes_with_threads_of_its_own():
+    assert subprocess.run([sys.executable, "-c", FORKED], timeout=60).returncode == 0

@@ -78,6 +78,46 @@ def test_the_limit_holds_and_what_was_used_longest_ago_goes_first(tmp_path):
     assert len(gone) == 30 - len(survivors) == tier.counts["evicted"]
 
 
+def test_a_folder_is_not_looked_through_for_each_file(tmp_path, monkeypatch):
+    """Each write looked at every file of the store, so that all together were quadratic."""
+    tier, looks = disk(tmp_path, limit=60_000), []
+    tier.sweep()
+    scan = tier.folder.scan
+    monkeypatch.setattr(tier.folder, "scan", lambda: (looks.append(1), scan())[1])
+    for number in range(20):
+        tier.write(name(number), record(number))
+        assert tier.bytes_used >= size_of_folder(tmp_path) - 8, "never too little, but for the number itself"
+    assert not looks
+    for number in range(20, 60):
+        tier.write(name(number), record(number))
+        assert size_of_folder(tmp_path) <= 60_000
+    assert looks, "near the limit they are counted"
+
+
+@pytest.mark.parametrize("said", [b"", b"\1\2", (0).to_bytes(8, "little"), (1 << 60).to_bytes(8, "little")], ids=repr)
+def test_what_a_folder_says_of_its_bytes_is_counted_anew_by_each_engine(tmp_path, said):
+    first = disk(tmp_path, limit=20_000)
+    for number in range(10):
+        first.write(name(number), record(number))
+    first.close()
+    (tmp_path / "store" / "lock").write_bytes(said)  # a power cut keeps what it likes
+    tier = disk(tmp_path, limit=20_000)
+    tier.sweep()
+    for number in range(10, 30):
+        tier.write(name(number), record(number))
+        assert size_of_folder(tmp_path) <= 20_000
+    assert len(held(tier, range(30))) > 8
+
+
+def test_each_engine_counts_what_the_others_add(tmp_path):
+    tiers = [disk(tmp_path, root=root, limit=20_000) for root in (ROOT, OTHER, ROOT)]
+    for number in range(30):
+        root = OTHER if number % 3 == 1 else ROOT
+        tiers[number % 3].write(name(number), record(number, root=root))
+        assert size_of_folder(tmp_path) <= 20_000
+    assert len(list((tmp_path / "store" / "blocks").rglob("*.safetensors"))) > 8
+
+
 def test_pinned_records_survive_and_refuse_what_does_not_fit_beside_them(tmp_path):
     tier = disk(tmp_path, limit=10_000)
     for number in range(5):

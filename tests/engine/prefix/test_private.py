@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -85,6 +86,75 @@ def test_a_paused_row_is_read_to_where_its_caches_lie(open_store, witness, monke
     with pytest.raises(RuntimeError, match="given away"):
         lease.restore()
     assert store.stats()["leases"] == 0
+
+
+def test_a_row_that_came_back_goes_on_in_the_memory_that_it_was_read_to(open_store, hybrid):
+    """The host's next step copied all keys, values and states once more, and that took as long as the way back."""
+    store, caches = open_store(hybrid), decoded(hybrid)
+    assert store.save_private("row", ROW, caches).stored
+    state, columns = store.load_private("row").restore()
+    lies = lambda cache, names: [address(getattr(cache, name)) for name in names]
+    read_to = [view.ctypes.data for view in columns.host_columns(1, 1)]
+    states = [view.ctypes.data for view in state.host_states(1).arrays]
+    assert lies(columns, ("_keys", "_values")) == read_to
+    assert [address(array) for array in state._cache] == states
+    assert identical([state, columns], caches)
+    # Whoever has read an array keeps it as it was.
+    seen = [columns.keys, state.cache[0]]
+    assert state.host_states(1).arrays[0].ctypes.data != states[0]
+    assert columns.host_columns(1, 1, start=70)[0].ctypes.data != read_to[0]
+    assert [address(array) for array in seen] == [read_to[0], states[0]]
+
+
+@pytest.mark.parametrize("read", ["before", "after"])
+def test_what_a_reader_has_of_a_row_that_came_back_never_changes(open_store, hybrid, read):
+    store, caches = open_store(hybrid), decoded(hybrid)
+    assert store.save_private("row", ROW, caches).stored
+    state, columns = store.load_private("row").restore()
+    if read == "after":
+        columns.host_columns(1, 1), state.host_states(1)
+    kept = [columns.keys, columns.values, *state.cache]
+    before = [np.array(array) for array in kept]
+    columns.host_columns(1, 1, start=0)[0][:] = 7
+    state.host_states(1).arrays[0][:] = 7
+    assert all(np.array_equal(array, old) for array, old in zip(kept, before, strict=True))
+
+
+def test_a_pause_waits_for_one_write_and_reads_nothing_back(open_store, hybrid):
+    """The thread that waits writes; what it has just written is not asked for again."""
+    system = Failing()
+    store, caches = open_store(hybrid, system=system), decoded(hybrid)
+    commit_all(store, hybrid, PROMPT)
+    store.flush(600)
+    system.calls.clear(), system.threads.clear()
+    assert store.save_private("row", ROW, caches, committed=40).stored
+    # Five blocks are pinned before; then the row's own name, given before the file's.
+    assert [call for call in system.calls if call != "write"][5:] == [
+        "free_bytes", "create", "sync", "close", "link", "replace", "sync_folder",
+    ]  # fmt: skip
+    assert system.threads == {"MainThread"}
+
+
+def test_a_pause_comes_behind_all_that_waits_for_the_disk(open_store, hybrid):
+    """The blocks that it builds on are there before it is: killed at any moment, it is whole or not there."""
+    gate, order = threading.Event(), []
+
+    class Slow(Failing):
+        def replace(self, source, target):
+            if "private" not in target.name:
+                gate.wait(600)
+            order.append(target.name.split(".")[1])
+            return super().replace(source, target)
+
+    store, caches = open_store(hybrid, system=Slow(), memory_bytes=0), decoded(hybrid)
+    commit_all(store, hybrid, PROMPT)
+    assert store.save_private("row", ROW, caches, committed=40, timeout=0.05) == (False, "not_written")
+    assert store.stats()["writer"]["not_reached"] == 1
+    assert store.stats()["pins"] == {"owners": 0, "records": 0}
+    gate.set()
+    assert store.save_private("row", ROW, caches, committed=40).stored
+    assert order == [*["columns", "state"] * 5, "private"]
+    assert identical(store.load_private("row").restore(), caches)
 
 
 def test_a_paused_row_survives_its_process(open_store, witness):
