@@ -30,7 +30,7 @@ _WARNINGS_OFF = [
 ]
 # Without the last, whatever has a program's lifetime lies in `constant`, as in Metal.
 _ABSENT = ("pipes", "device_enqueue", "fp64", "program_scope_global_variables")
-_FLAGS = [
+FLAGS = [
     *("-xcl", "-cl-std=clc++2021", "-cl-no-stdinc", "--target=x86_64-unknown-none", "-fsyntax-only"),
     *("-Xclang", "-cl-ext=-cl_khr_fp64," + ",".join(f"-__opencl_c_{name}" for name in _ABSENT)),
     *("-Wall", "-Wimplicit-float-conversion", "-Wno-implicit-int-float-conversion", "-ferror-limit=10"),
@@ -63,7 +63,7 @@ def check(text: MetalText, launch: Launch) -> list[str]:
         ClangMissing: there is no clang.
     """
     done = subprocess.run(
-        [*find_clang(), *_FLAGS, f"-I{VOCABULARY.parent}", "-"],
+        [*find_clang(), *FLAGS, f"-I{VOCABULARY.parent}", "-"],
         input=translate(text, launch),
         capture_output=True,
         text=True,

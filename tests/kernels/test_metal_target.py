@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import mlx.core as mx
 import pytest
 
 from labkit.kernels import Kernel, simulator, use_target
+from labkit.kernels.address_spaces import FLAGS, VOCABULARY, find_clang, translate
 from labkit.kernels.check import compare
 from labkit.kernels.metal_text import blank, identifiers, strip_comments
 from labkit.kernels.recording.counting import COUNT_ON
 from labkit.kernels.registry import all_entries
 from labkit.kernels.routing.launches import group_rows_call
-from labkit.kernels.signature import threadgroup_size
+from labkit.kernels.signature import MetalText, make_launch, threadgroup_size
 from labkit.kernels.targets import SURE_ON_METAL, metal, run_on
 
 PRELUDE = Path(next(iter(mlx.__path__))) / "include" / "mlx" / "backend" / "metal" / "kernels"
@@ -44,8 +46,7 @@ def test_no_name_of_ours_is_one_of_mlxs_or_metals():
     """What MLX puts before each text is in the installed package, what Metal names as far as we use it in our check."""
     files = ("utils.h", "bf16.h", "bf16_math.h", "complex.h", "defines.h", "logging.h")
     theirs = set().union(*(identifiers(strip_comments((PRELUDE / name).read_text())) for name in files))
-    vocabulary = Path(metal.__file__).parents[1] / "address_spaces.h"
-    theirs |= identifiers(vocabulary.read_text())
+    theirs |= identifiers(VOCABULARY.read_text())
     ours = set().union(*(global_names(entry.kernel.text.header) for entry in all_entries()))
     assert {"threadgroup_sum", "TileBySimdgroup", "swiglu"} <= ours
     assert {"ceildiv", "elem_to_loc", "simd_sum"} <= theirs
@@ -89,3 +90,47 @@ def test_fewer_threads_compute_the_same(entry):
         wanted = entry.parts(launch, run_on("reference", entry.kernel, launch))
         for name, got in entry.parts(launch, run.outputs).items():
             assert compare(got, wanted[name], entry.tolerance[dtype]) == "", f"{case.label}: {name}"
+
+
+def builtins(prelude: str) -> str:
+    """What Apple's compiler knows by itself, as far as MLX's prelude names it."""
+    modes = "".join(f"#define __METAL_{mode}_MATH__ true\n" for mode in ("MAYBE_FAST", "FAST", "PRECISE"))
+    names = sorted(set(re.findall(r"\b__metal_\w+", prelude)))
+    assert "__metal_simd_sum" in names
+    function = "template <class T, class... Others> T lk_builtin(T, Others...);\n"
+    return modes + function + "".join(f"#define {name} lk_builtin\n" for name in names)
+
+
+def behind_the_prelude(folder: Path, bodies: list[str]) -> list[str]:
+    """What clang says of texts, each in a namespace, behind what MLX puts before them; of MLX's own lines nothing."""
+    for name in ("metal_math", "metal_stdlib", "metal_logging"):
+        (folder / name).write_text("")
+    opening = "using namespace metal;\n"
+    unit = [
+        f'#include "{VOCABULARY}"',
+        builtins((PRELUDE / "bf16_math.h").read_text()),
+        '#include "mlx/backend/metal/kernels/utils.h"',
+        opening,
+    ]
+    unit += [f"namespace lk_{i} {{\n{body.split(opening, 1)[1]}\n}}" for i, body in enumerate(bodies)]
+    flags = [flag for flag in FLAGS if not flag.startswith(("-ferror-limit", "-Wall"))]
+    command = [*find_clang(), *flags, "-ferror-limit=0", f"-I{folder}", f"-I{PRELUDE.parents[3]}", "-"]
+    done = subprocess.run(command, input="\n".join(unit), capture_output=True, text=True)
+    return [line for line in done.stderr.splitlines() if ": error:" in line and "mlx/backend" not in line]
+
+
+@pytest.mark.skipif(not (PRELUDE / "utils.h").exists(), reason="this MLX has no headers")
+def test_every_text_compiles_behind_mlxs_prelude(tmp_path):
+    """Its overloads for bfloat, for 64 bits and bool must leave no call of ours ambiguous."""
+    bodies = []
+    for entry in (entry for entry in all_entries() if not entry.resident):
+        for dtype in entry.dtypes:
+            bodies.append(translate(entry.kernel.text, entry.cases[0].make(dtype)))
+    assert behind_the_prelude(tmp_path, bodies) == []
+    wrong = MetalText("wrong", ("x",), ("y",), "y[0] = log1p(x[0], 2.0f); y[1] = ceildiv(3, 2);")
+    launch = make_launch(
+        wrong, inputs=[mx.zeros((8,))], output_shapes=[(8,)], output_dtypes=[mx.float32], grid=(1, 1, 1),
+        threadgroup=(1, 1, 1),
+    )  # fmt: skip
+    (error,) = behind_the_prelude(tmp_path, [translate(wrong, launch)])
+    assert "log1p" in error
