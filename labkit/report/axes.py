@@ -11,6 +11,7 @@ WIDTH, HEIGHT = 720, 340
 LEFT, RIGHT, TOP, BOTTOM = 76, 30, 34, 52
 # Of the text in a legend: pixels of a character, wide enough for the fonts that a page may have, and of a line.
 CHARACTER, LINE = 7.2, 19
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ def _p(value: float) -> str:
 
 
 def _number(value: float) -> str:
+    if 0 < abs(value) < 1e-4 and f"{value:e}".startswith(("1.000000", "-1.000000")):
+        return f"{'-' * (value < 0)}10{str(round(math.log10(abs(value)))).translate(_RAISED)}"
     for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(value) >= size:
             return f"{value / size:g}{suffix}"

@@ -80,7 +80,8 @@ def waterfall(steps: Mapping[str, float], title: str, unit: str) -> Any:
     """From a floor to a measured total: each part starts where the one before it ended.
 
     Args:
-        steps: sizes in order; the first is the floor, the others are what comes on top.
+        steps: sizes in order, which sum to what was measured; the first is the floor, the others are what comes on top. One
+            below zero leads back: what was measured is less than the parts before it foretold.
         title: the picture's title.
         unit: label of the axis.
 
@@ -91,16 +92,19 @@ def waterfall(steps: Mapping[str, float], title: str, unit: str) -> Any:
 
     names, total = [*steps, "measured"], sum(steps.values())
     figure, axes = plt.subplots(figsize=(7.2, 0.45 * len(names) + 1.1))
-    left = 0.0
+    left = furthest = 0.0
     for row, size in enumerate(steps.values()):
-        axes.barh(row, size, left=left, color=style.GREEN if row == 0 else style.ORANGE, height=0.62)
-        axes.text(left + size + 0.01 * total, row, _short(size), va="center", fontsize=9)
+        colour = style.GREEN if row == 0 else style.ORANGE if size >= 0 else style.SKY
+        axes.barh(row, size, left=left, color=colour, height=0.62)
+        furthest = max(furthest, left + size)
+        axes.text(max(left, left + size) + 0.01 * furthest, row, _short(size), va="center", fontsize=9)
         left += size
     axes.barh(len(steps), total, color=style.BLUE, height=0.62)
-    axes.text(total * 1.01, len(steps), _short(total), va="center", fontsize=9)
+    axes.text(total + 0.01 * furthest, len(steps), _short(total), va="center", fontsize=9)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlim(0, total * 1.12)
+    axes.set_xlim(0, furthest * 1.12)
+    axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_xlabel(unit)
     axes.set_title(title)
     return figure
@@ -124,6 +128,7 @@ def parts(sizes: Mapping[str, float], title: str, unit: str) -> Any:
     axes.bar_label(bars, [_short(size) for size in sizes.values()], padding=3, fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.12)
+    axes.xaxis.set_major_formatter("{x:,g}")
     axes.set(xlabel=unit, title=title)
     axes.grid(axis="y", visible=False)
     return figure

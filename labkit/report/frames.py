@@ -113,7 +113,13 @@ def plot_html(
 
 
 def figures(
-    values: Iterable[Any], draw: Callable[[Any], Any], *, title: str, slider: str, label: Callable[[Any], str] = str
+    values: Iterable[Any],
+    draw: Callable[[Any], Any],
+    *,
+    title: str,
+    slider: str,
+    label: Callable[[Any], str] = str,
+    start: int = 0,
 ) -> None:
     """Show one matplotlib figure a value under a slider; each is kept whole (about 15 kB), so keep them few.
 
@@ -123,12 +129,19 @@ def figures(
         title: what the pictures show, also as their description.
         slider: the name of what the slider changes.
         label: how a value reads beside the slider.
+        start: the position shown first.
     """
-    _display(figures_html(values, draw, title=title, slider=slider, label=label), title)
+    _display(figures_html(values, draw, title=title, slider=slider, label=label, start=start), title)
 
 
 def figures_html(
-    values: Iterable[Any], draw: Callable[[Any], Any], *, title: str, slider: str, label: Callable[[Any], str] = str
+    values: Iterable[Any],
+    draw: Callable[[Any], Any],
+    *,
+    title: str,
+    slider: str,
+    label: Callable[[Any], str] = str,
+    start: int = 0,
 ) -> str:
     """The HTML that `figures` shows."""
     import matplotlib.pyplot as plt
@@ -138,13 +151,13 @@ def figures_html(
         figure = draw(value)
         encoded = base64.b64encode(svg(figure).encode()).decode()
         plt.close(figure)
-        hidden = " hidden" if pictures else ""
+        hidden = "" if len(pictures) == start else " hidden"
         alt = escape(f"{title}: {label(value)}", quote=True)
         pictures.append(f'<img alt="{alt}" src="data:image/svg+xml;base64,{encoded}"{hidden}>')
         data.append({"label": label(value), "d": []})
     if not data:
         raise ValueError("a slider needs at least one frame")
-    return _block("".join(pictures), data, slider, 0)
+    return _block("".join(pictures), data, slider, start)
 
 
 def _block(picture: str, data: list[dict], slider: str, start: int) -> str:

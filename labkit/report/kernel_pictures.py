@@ -81,6 +81,7 @@ def traffic_bars(runs: Mapping[str, Traffic], title: str, memories: Sequence[str
     axes.set_yticks(range(len(runs)), list(runs))
     axes.invert_yaxis()
     axes.margins(x=0.12)
+    axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_xlabel("KiB, counted")
     axes.set_title(title)
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)

@@ -80,7 +80,10 @@ def as_markdown(summary: dict[str, Any]) -> str:
     ]
     for one in summary["notebooks"]:
         state = "passed" if one["passed"] else f"failed: {_cell(one['failure'])}"
-        lines.append(f"| {one['notebook']} | {state} | {one['seconds']:.1f} | {work(one)} | {one['cells']} |")
+        seconds = f"{one['seconds']:.1f} | {sum(one['work_seconds']):.1f}"
+        lines.append(f"| {one['notebook']} | {state} | {seconds} | {one['cells']} |")
+    # Below the table: a sentence in a column of numbers would make every row of a page as high as itself.
+    lines += ["", *(f"* {one['notebook']}: {one['slow']}" for one in summary["notebooks"] if one["slow"])]
     for notebook in dict.fromkeys(record["notebook"] for record in summary["records"]):
         lines += ["", f"## {notebook.removesuffix('.ipynb').replace('_', ' ')}", ""]
         own = [Record(r["name"], r["basis"], r["values"]) for r in summary["records"] if r["notebook"] == notebook]

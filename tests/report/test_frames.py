@@ -130,6 +130,10 @@ class TestAxis:
         logarithmic = Axis("s", 1e-3, 1, log=10).holding([0, 1e-4])
         assert (logarithmic.low, logarithmic.high) == (1e-4, 1)
 
+    def test_small_powers_are_written_as_powers(self) -> None:
+        ticks = [text for _, text in Axis("nat", 1e-7, 1, log=10).tick_marks()]
+        assert ticks == ["10⁻⁷", "10⁻⁶", "10⁻⁵", "0.0001", "0.001", "0.01", "0.1", "1"]
+
     def test_the_last_tick_is_written_whole(self) -> None:
         wide = Canvas(Axis("tokens", 1024, 131072, log=2), Y).document("t", "", [])
         across = float(re.search(r'x="([\d.]+)"[^>]*>131,072<', wide).group(1))

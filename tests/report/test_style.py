@@ -54,3 +54,19 @@ def test_shares_of_a_row_add_up_to_one() -> None:
     for row in (0, 1):
         widths = [bars.patches[row].get_width() for bars in axes.containers]
         assert sum(widths) == pytest.approx(1)
+
+
+def test_a_waterfall_ends_at_what_was_measured_also_where_more_was_predicted() -> None:
+    (axes,) = diagram.waterfall({"floor": 60.0, "launches": 70.0, "not predicted": -30.0}, "t", "us").axes
+    spans = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert spans == [(0, 60), (60, 130), (130, 100), (0, 100)]
+    assert [text.get_text() for text in axes.texts] == ["60", "70", "-30", "100"]
+    assert axes.get_xlim()[1] > 130
+    back, forth = axes.patches[2], axes.patches[1]
+    assert back.get_facecolor() != forth.get_facecolor()
+
+
+def test_large_numbers_on_an_axis_are_grouped_as_beside_its_bars() -> None:
+    for figure in (diagram.parts({"a": 4000.0}, "t", "us"), diagram.waterfall({"a": 4000.0}, "t", "us")):
+        figure.canvas.draw()
+        assert "1,000" in [tick.get_text() for tick in figure.axes[0].get_xticklabels()]

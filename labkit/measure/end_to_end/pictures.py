@@ -67,3 +67,4 @@ def _by_length(axes: Any, lengths: Sequence[int]) -> None:
     axes.set_yscale("log")
     names = [size_name(length) for length in lengths]
     axes.set_xticks(lengths, names, fontsize=8, rotation=45 if len(lengths) > 5 else 0)
+    axes.yaxis.set_major_formatter("{x:,g}")
