@@ -3,7 +3,7 @@
 MLX's part in a launch (to build, to evaluate, to track) takes the host longer than a fast GPU takes to compute it. What
 decoding does token after token is always the same launches at the same addresses, but for what the device itself
 counts on. So they are noted while the function runs once, and replayed from two graphs by turns: what one leaves, the
-other reads.
+other reads, in the same memory where the launches allow it.
 """
 
 from labkit.kernels.recording.counting import COUNT_ON, count_on
