@@ -2,6 +2,7 @@
 
 import pytest
 
+from labkit.measure import model_costs
 from labkit.models import synthetic
 
 SMALL = {
@@ -25,3 +26,29 @@ SMALL = {
 @pytest.fixture(scope="session")
 def small():
     return synthetic("qwen3.6-35b-a3b", **SMALL)
+
+
+@pytest.fixture(scope="module")
+def costs():
+    return model_costs.of("qwen3.6-35b-a3b")
+
+
+class Clock:
+    """A side that takes the time it is told, and counts how often it is asked."""
+
+    warm_up_tokens = None
+
+    def __init__(self, name, seconds):
+        self.name, self.seconds, self.asked = name, seconds, []
+
+    def prefill(self, tokens):
+        self.asked.append(("prefill", tokens.size))
+        if isinstance(self.seconds, Exception):
+            raise self.seconds
+        return self.seconds * tokens.size
+
+    def decode(self, filled, steps, warm_up):
+        self.asked.append(("decode", filled.context))
+        if isinstance(self.seconds, Exception):
+            raise self.seconds
+        return self.seconds, 7

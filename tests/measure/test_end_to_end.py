@@ -8,37 +8,16 @@ import numpy as np
 import pytest
 
 from labkit.measure import model_costs
-from labkit.measure.end_to_end import LabkitSide, MlxLmSide, Plan, Point, measure, sides_for, table
-from labkit.measure.end_to_end.curves import decode_curve, prefill_curve
+from labkit.measure.end_to_end import LabkitSide, MlxLmSide, Plan, Point, measure, sides_for
 from labkit.measure.end_to_end.fair_line import own_deltanet
 from labkit.measure.end_to_end.filled import Filled
 from labkit.measure.end_to_end.parts import Parts, PartsError
 from labkit.measure.end_to_end.plan import LENGTHS
 from labkit.models import Rows
 from labkit.resources import data_folder
+from tests.measure.conftest import Clock
 
 QUICK = {"rounds": 2, "steps": 2, "warm_up": 1}
-
-
-class Clock:
-    """A side that takes the time it is told, and counts how often it is asked."""
-
-    warm_up_tokens = None
-
-    def __init__(self, name, seconds):
-        self.name, self.seconds, self.asked = name, seconds, []
-
-    def prefill(self, tokens):
-        self.asked.append(("prefill", tokens.size))
-        if isinstance(self.seconds, Exception):
-            raise self.seconds
-        return self.seconds * tokens.size
-
-    def decode(self, filled, steps, warm_up):
-        self.asked.append(("decode", filled.context))
-        if isinstance(self.seconds, Exception):
-            raise self.seconds
-        return self.seconds, 7
 
 
 def tokens_of(generator, count):
@@ -281,75 +260,6 @@ def test_plans_without_sense_are_refused():
     assert Point("decode", 4096).name == "decode-4096"
 
 
-# -- curves and tables -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def costs():
-    return model_costs.of("qwen3.6-35b-a3b")
-
-
-def prefill_seconds(costs, length, matrices=1e13, attention=5e12, constant=0.002):
-    scores = costs.prefill_by_part(length)["attention scores"]
-    return constant + (costs.prefill_operations(length) - scores) / matrices + scores / attention
-
-
-def test_a_cost_that_grows_as_the_model_says_is_recognised(costs):
-    curve = prefill_curve(costs, LENGTHS, [prefill_seconds(costs, n) for n in LENGTHS])
-    assert curve.as_predicted
-    assert [term.rate for term in curve.terms[1:]] == pytest.approx([1e13, 5e12], rel=1e-3)
-    assert curve.fitted() == pytest.approx(curve.seconds, rel=1e-6)
-
-
-def test_attention_in_all_layers_is_too_much(costs):
-    """Forty layers that look back, instead of ten."""
-    curve = prefill_curve(costs, LENGTHS, [prefill_seconds(costs, n, attention=1e13 / 4) for n in LENGTHS])
-    assert not curve.as_predicted
-    assert "more grows than is counted" in curve.reasons[0]
-
-
-def test_growth_that_no_term_has_is_off_the_curve(costs):
-    seconds = [prefill_seconds(costs, n) * (1 + (n / 32768) ** 2) for n in LENGTHS]
-    assert any("miss the measured time" in reason for reason in prefill_curve(costs, LENGTHS, seconds).reasons)
-
-
-def test_decode_grows_with_keys_and_values_alone(costs):
-    step = costs.decode(1)
-    seconds = [0.001 + (step.weights + step.state + costs.kv_bytes(n)) / 2e12 for n in LENGTHS]
-    curve = decode_curve(costs, LENGTHS, seconds)
-    assert curve.as_predicted
-    assert curve.terms[1].rate == pytest.approx(2e12, rel=1e-3)
-    copied = [0.001 + (step.weights + step.state + 10 * costs.kv_bytes(n)) / 2e12 for n in LENGTHS]
-    assert not decode_curve(costs, LENGTHS, copied).as_predicted
-    with pytest.raises(ValueError, match="three"):
-        decode_curve(costs, LENGTHS[:2], seconds[:2])
-
-
-def test_caches_grow_by_the_counted_bytes_a_token(small):
-    sides = sides_for(small.module, small.model, ["mlx-lm"])
-    own = model_costs.of(small.config, dtype="float32")
-    records = measure(sides, small.model, Plan.of([], [256, 1024], rounds=1, steps=1, warm_up=0))
-    for side in sides:
-        short, long = (record["sides"][side.name]["cache_bytes"] for record in records)
-        assert long - short == own.kv_bytes(1024 - 256)
-        assert short >= own.kv_bytes(256) + own.state_bytes
-    columns, rows = table.byte_rows(records, own)
-    assert [row[0] for row in rows] == ["256", "1K"]
-    assert all(len(row) == len(columns) for row in rows)
-
-
-def test_tables_name_what_is_missing_and_what_was_one_round(small):
-    sides = [Clock("ours", 1e-3), Clock("theirs", 50.0), Clock("broken", ValueError("no"))]
-    records = measure(sides, small.model, Plan.of([], [1024, 16], rounds=2))
-    columns, rows = table.rows(records, "decode")
-    assert [row[0] for row in rows] == ["16", "1K"]
-    assert all(len(row) == len(columns) for row in rows)
-    assert "50000.00 (one round)" in rows[0]
-    fitted = table.curves(records, model_costs.of(small.config))
-    assert fitted == {}
-    assert json.dumps(records)
-
-
 # -- torch -----------------------------------------------------------------------------------------------------------
 
 
@@ -425,70 +335,3 @@ def test_the_command_refuses_in_a_line(arguments, message):
     result = CliRunner().invoke(app, ["end-to-end", *arguments])
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
-
-
-# -- ablations -------------------------------------------------------------------------------------------------------
-
-
-def test_every_ablation_changes_a_switch_that_there_is_and_names_a_figure_that_is_printed():
-    from labkit.measure.end_to_end.ablations import ABLATIONS
-    from labkit.measure.published import published
-    from labkit.models.hybrid import Variants
-
-    printed = published("specialised-engine")
-    for ablation in ABLATIONS:
-        assert Variants(**ablation.base) != Variants(**ablation.base | ablation.control), ablation.name
-        names = {point.name for point in ablation.points}
-        assert set(ablation.published) <= names
-        assert set(ablation.published.values()) <= set(printed)
-    assert len({ablation.name for ablation in ABLATIONS}) == len(ABLATIONS)
-
-
-def test_predictions_are_bytes_over_rates(costs):
-    from labkit.measure.end_to_end import ablations
-    from labkit.measure.floors import Floors, Rate
-
-    machine = ablations.Machine(Floors(None, Rate(1e12, ""), Rate(1e14, "")), wait=1e-4, launch=5e-6)
-    extra = {a.name: a.extra for a in ablations.ABLATIONS}
-    # Sixteen query heads over two KV heads: eight reads instead of one.
-    assert extra["query heads share a read"](costs, machine, 32768) == pytest.approx(7 * costs.kv_bytes(32768) / 1e12)
-    # The published figure of state traffic: 256 MiB a layer at 2K, less the one read and write that remain.
-    state = extra["recurrent state in registers"](costs, machine, 2048) * 1e12 / 30
-    assert state == pytest.approx((256 - 4) * 2**20, rel=1e-6)
-    assert extra["routing stays on the device"](costs, machine, 512) == pytest.approx(40e-4)
-    launches = extra["norms, rotation and the new column in one launch"](costs, machine, 4096)
-    assert launches == pytest.approx(5 * 10 * 5e-6)
-
-
-def test_ablations_compare_the_engine_with_its_control(small):
-    from labkit.kernels.targets import use_target
-    from labkit.measure import floors
-    from labkit.measure.end_to_end import ablations
-    from labkit.measure.end_to_end.subject import Subject
-    from labkit.models.hybrid import Hybrid
-
-    hybrid = Hybrid.from_module(small.module, small.config)
-    subject = Subject("small", "specialised", hybrid, small.module, small.config, "", small.weights_bytes)
-    machine = ablations.Machine(floors.Floors(None, floors.Rate(1e10, ""), floors.Rate(1e10, "")), 1e-4, 1e-5)
-    heads = ablations.Ablation(
-        "heads", {"heads": "unpacked"}, "reads", (Point("decode", 8),), lambda costs, machine, tokens: 0.5
-    )
-    with use_target("simulator"):
-        (record,) = ablations.run(
-            subject, machine, Plan.of([], [8], rounds=1, steps=1, warm_up=0), chosen=[heads], skew=0.5
-        )
-    assert record["predicted_seconds"] == 0.5
-    assert record["skew"] == 0.5
-    assert record["gain"] == pytest.approx(1 + record["measured_seconds"] / record["engine_seconds"])
-    columns, rows = ablations.rows([record])
-    assert len(rows[0]) == len(columns)
-
-
-def test_the_adapter_has_no_switches(small):
-    from labkit.measure.end_to_end.subject import Subject
-    from labkit.models import LoadError
-    from labkit.models.hybrid import Variants
-
-    subject = Subject("small", "adapter", small.model, small.module, small.config, "", small.weights_bytes)
-    with pytest.raises(LoadError, match="--graph specialised"):
-        subject.with_variants(Variants())
