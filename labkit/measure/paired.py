@@ -1,7 +1,7 @@
 """Two sides timed in alternating rounds: medians, and their ratio with its spread.
 
 A machine drifts: it warms up, another program wakes. Timing all of one side and then all of the other charges that
-drift to the side that ran second. So each round times both sides, in an order that alternates, and the ratio is taken within
+drift to the second side. So each round times both sides, in an order that alternates, and the ratio is taken within
 the round.
 """
 

@@ -15,6 +15,9 @@ from labkit.engine.memory import DeviceMeter, Lines
 from labkit.engine.prefix import PrefixStore
 from labkit.models import LoadedModel
 
+COSTS = ("parks", "pauses", "resumes", "pause_seconds", "resume_seconds", "moved_bytes", "recomputed_tokens")
+"""What an engine counts of its parks and pauses: fields of `Pressure`."""
+
 
 def request(loaded: LoadedModel, id: str, prompt: int, answer: int) -> Request:
     """A prompt of `prompt` tokens unlike those of other ids, and an answer of exactly `answer` tokens."""
@@ -101,54 +104,48 @@ def under_pressure(
     mx.clear_cache()
     mx.reset_peak_memory()
     engine = Engine(loaded, prefixes=store, **options)
-    waiting = [request(loaded, f"{place}: {length}", length, answer) for place, length in enumerate(prompts)]
-    ids, events, begin = [one.id for one in waiting], [], time.perf_counter()
-    ballast, dropped = None, ballast_bytes == 0
-    while waiting or not engine.idle:
-        if waiting and time.perf_counter() - begin >= gap_seconds * (len(ids) - len(waiting)):
-            engine.submit(waiting.pop(0))
-        new = engine.step()
-        events += new
-        if ballast is None and not dropped and _half_computed(new, ids[-1], prompts[-1]):
-            ballast = mx.zeros((ballast_bytes,), mx.uint8)
-            mx.eval(ballast)
-        if any(event.kind == "finished" for event in new):
-            ballast, dropped = None, True
+    requests = [request(loaded, f"{place}: {length}", length, answer) for place, length in enumerate(prompts)]
+    ids, begin = [one.id for one in requests], time.perf_counter()
+    events = _arrive_and_finish(engine, requests, gap_seconds, ballast_bytes)
     seconds, peak = time.perf_counter() - begin, mx.get_peak_memory()
     costs = (engine.memory() or {}).get("costs", {})
     engine.close()
     store.close()
     ends = {event.request: event for event in events if event.kind == "finished"}
     aborted = [id for id in ids if ends[id].reason == "error"]
-    lost = sum(_computed(events, id) for id in aborted)
-    chosen = {id: tuple(e.token for e in events if e.request == id and e.kind == "token") for id in ids}
-    return (
-        Pressure(
-            policy="none" if ceiling_bytes is None else (policy or Policy()).pressure,
-            ceiling_bytes=ceiling_bytes,
-            peak_bytes=peak,
-            seconds=seconds,
-            finished=len(ids) - len(aborted),
-            aborted=len(aborted),
-            lost_tokens=lost,
-            away_seconds={id: _away(events, id) for id in ids},
-            first_token_seconds={id: ends[id].usage.first_token_seconds for id in ids},
-            tokens=chosen,
-            **{
-                name: costs.get(name, 0)
-                for name in (
-                    "parks",
-                    "pauses",
-                    "resumes",
-                    "pause_seconds",
-                    "resume_seconds",
-                    "moved_bytes",
-                    "recomputed_tokens",
-                )
-            },
-        ),
-        events,
+    pressure = Pressure(
+        policy="none" if ceiling_bytes is None else (policy or Policy()).pressure,
+        ceiling_bytes=ceiling_bytes,
+        peak_bytes=peak,
+        seconds=seconds,
+        finished=len(ids) - len(aborted),
+        aborted=len(aborted),
+        lost_tokens=sum(_computed(events, id) for id in aborted),
+        away_seconds={id: _away(events, id) for id in ids},
+        first_token_seconds={id: ends[id].usage.first_token_seconds for id in ids},
+        tokens={id: tuple(e.token for e in events if e.request == id and e.kind == "token") for id in ids},
+        **{name: costs.get(name, 0) for name in COSTS},
     )
+    return pressure, events
+
+
+def _arrive_and_finish(
+    engine: Engine, requests: Sequence[Request], gap_seconds: float, ballast_bytes: int
+) -> list[Event]:
+    """Submit one request after the other and work until all have ended; all events."""
+    waiting, events, begin, last = list(requests), [], time.perf_counter(), requests[-1]
+    ballast, dropped = None, ballast_bytes == 0
+    while waiting or not engine.idle:
+        if waiting and time.perf_counter() - begin >= gap_seconds * (len(requests) - len(waiting)):
+            engine.submit(waiting.pop(0))
+        new = engine.step()
+        events += new
+        if ballast is None and not dropped and _half_computed(new, last.id, len(last.tokens)):
+            ballast = mx.zeros((ballast_bytes,), mx.uint8)
+            mx.eval(ballast)
+        if any(event.kind == "finished" for event in new):
+            ballast, dropped = None, True
+    return events
 
 
 def _half_computed(events: Sequence[Event], id: str, prompt: int) -> bool:

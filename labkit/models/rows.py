@@ -15,7 +15,7 @@ class Rows:
     Attributes:
         positions: the position of each row's first column, int32 [B]; or int32 [3, B, L], one triple (time, height,
             width) a token, for media. With left padding the first column's position is negative.
-        lengths: valid tokens of this forward in each row, int32 [B]; the columns after them are right padding. None: all.
+        lengths: valid tokens of this forward in each row, int32 [B]; columns after them are right padding. None: all.
         left_padding: columns of padding before the first token of each row, int32 [B]; only in a row's first forward.
         block_tables: blocks of a shared pool, int32 [B, N], for paged caches.
         adapters: the low-rank adapter of each row, int32 [B], -1 for none.

@@ -90,18 +90,7 @@ def end_to_end(
         "floors": {"read": machine.read.value, "matmul": machine.matmul.value},
         "points": records,
         "missing": [point.name for point in plan.points if parts.load(point.name) is None],
-        "curves": {
-            kind: {
-                name: {
-                    "as_predicted": curve.as_predicted,
-                    "reasons": curve.reasons,
-                    "terms": {term.name: {"seconds": term.seconds, "rate": term.rate} for term in curve.terms},
-                    "residuals": curve.residuals,
-                }
-                for name, curve in sides_.items()
-            }
-            for kind, sides_ in fitted.items()
-        },
+        "curves": {kind: {name: curve.as_record() for name, curve in of.items()} for kind, of in fitted.items()},
     }
     if out is not None:
         parts.store("record", record)

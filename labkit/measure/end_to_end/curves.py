@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,15 @@ class Curve:
     def as_predicted(self) -> bool:
         """Whether the cost grows as the model says."""
         return not self.reasons
+
+    def as_record(self) -> dict[str, Any]:
+        """The fit as JSON data."""
+        return {
+            "as_predicted": self.as_predicted,
+            "reasons": self.reasons,
+            "terms": {term.name: {"seconds": term.seconds, "rate": term.rate} for term in self.terms},
+            "residuals": self.residuals,
+        }
 
     def fitted(self) -> list[float]:
         """Seconds by the fit, at each length."""

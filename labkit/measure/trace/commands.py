@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from labkit import console
 from labkit.console import JsonOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from labkit.measure.model_costs import Traffic
+    from labkit.measure.trace.step import StepTrace
 
 app = typer.Typer(help="One step taken apart: launches, stages, bytes.", no_args_is_help=True, add_completion=False)
 
@@ -65,7 +71,15 @@ def decode(
         console.fail(str(error), code=2)
     record = {"model": subject.name, "graph": subject.graph, "context": context, "persistent": persistent}
     record |= as_record(trace, subject.costs, context)
-    floor = subject.costs.decode(context)
+    title = f"One decode step of {subject.name}, {subject.graph} graph, {context:,} tokens of context; counted"
+    if picture is not None:
+        pictures.draw(trace, title).savefig(picture, bbox_inches="tight")
+    shown = _tables(trace, subject.costs.decode(context), title, chain=chain)
+    console.show(record, as_json=as_json, render=shown)
+
+
+def _tables(trace: StepTrace, floor: Traffic, title: str, *, chain: bool) -> list[Table]:
+    """The step's counts beside its floor, its operations and, on request, its longest chain, for people."""
     whole = [
         ("launches", f"{trace.launch_count:,}"),
         ("stages", f"{trace.stages:,}"),
@@ -78,7 +92,6 @@ def decode(
         ("predicted, H200: launching, us", f"{trace.predicted.host * 1e6:,.0f}"),
         ("predicted, H200: on the device, us", f"{trace.predicted.device * 1e6:,.0f}"),
     ]
-    title = f"One decode step of {subject.name}, {subject.graph} graph, {context:,} tokens of context; counted"
     shown = [
         console.table(title, ["", "count"], whole),
         console.table("By operation", ["operation", "launches", "bytes"], trace.by_name()),
@@ -86,9 +99,7 @@ def decode(
     if chain:
         rows = [(i.stage, i.name, i.label, i.bytes) for i in trace.longest_chain()]
         shown.append(console.table("Longest chain", ["stage", "operation", "parameter", "bytes"], rows))
-    if picture is not None:
-        pictures.draw(trace, title).savefig(picture, bbox_inches="tight")
-    console.show(record, as_json=as_json, render=shown)
+    return shown
 
 
 @app.command("cuda-graph")
