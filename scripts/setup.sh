@@ -38,7 +38,8 @@ else
     chosen="mlx[$mlx] (override with LABKIT_MLX=cpu, cuda12 or cuda13)"
 fi
 
-if [ ! -x .venv/bin/python ]; then
+# An interrupted set-up may have left a Python without pip, and without uv nothing there was finished.
+if [ ! -x .venv/bin/uv ] && ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     say "making .venv with $("$python" -V 2>&1)"
     rm -rf .venv
     "$python" -m venv .venv >/dev/null || die "'$python -m venv' failed: install your system's venv package (Debian: apt-get install python3-venv)"

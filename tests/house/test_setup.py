@@ -110,6 +110,26 @@ def test_no_network_says_so(machine):
     assert "network" in found.stderr
 
 
+def test_a_venv_whose_making_was_interrupted_is_made_anew(machine):
+    """Ctrl-C while pip is put into it leaves a Python without pip, and the next set-up would blame the network."""
+    place_python(machine)
+    half = machine.clone / ".venv" / "bin"
+    half.mkdir(parents=True)
+    place(half, "python", "exit 1\n")
+    found = machine()
+    assert found.returncode == 0, found.stderr
+    assert "making .venv" in found.stderr
+
+
+def test_a_finished_venv_is_kept(machine):
+    place_python(machine)
+    assert machine().returncode == 0
+    mark = machine.clone / ".venv" / "mark"
+    mark.write_text("")
+    assert machine().returncode == 0
+    assert mark.exists()
+
+
 def test_a_failing_sync_leaves_no_stamp(machine):
     place_python(machine, uv=2)
     found = machine()
