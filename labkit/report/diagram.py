@@ -80,8 +80,8 @@ def waterfall(steps: Mapping[str, float], title: str, unit: str) -> Any:
     """From a floor to a measured total: each part starts where the one before it ended.
 
     Args:
-        steps: sizes in order, which sum to what was measured; the first is the floor, the others are what comes on top. One
-            below zero leads back: what was measured is less than the parts before it foretold.
+        steps: sizes in order, which sum to what was measured; the first is the floor, the others are what comes on top.
+            One below zero leads back: less was measured than the parts before it foretold.
         title: the picture's title.
         unit: label of the axis.
 
