@@ -80,14 +80,9 @@ def assemble(
         pool_bytes=pool_bytes,
         log_limit=log_limit,
     )
-    if kv not in ("contiguous", "paged"):
-        raise ValueError(f'kv is "contiguous" or "paged", not {kv!r}')
-    if kv == "contiguous" and (block_tokens or pool_bytes):
-        raise ValueError('block_tokens and pool_bytes belong to kv="paged"')
+    _check_kv(kv, block_tokens, pool_bytes)
     if prefixes is not None and prefill_chunk not in (None, prefixes.grid):
         raise ValueError(f"prefill_chunk {prefill_chunk} is not the store's grid of {prefixes.grid}: leave it out")
-    if policy is not None and guard is None:
-        raise ValueError("a policy for memory pressure needs a guard that notices it: give guard=MemoryGuard()")
     chunk = prefixes.grid if prefixes is not None else prefill_chunk or 2048
     clock, journal, paging = engine_clock(), Journal(log_limit), None
     budget, estimates = _sizes(loaded, capacity_bytes, guard, chunk)
@@ -143,6 +138,15 @@ def _check_kinds(loaded: Any, prefixes: Any, guard: Any, policy: Any) -> None:
             raise ValueError(f"{name} must be a {kind.__name__}, not {value!r}")
     if prefixes is not None and not hasattr(prefixes, "grid"):
         raise ValueError(f"prefixes must be a labkit.engine.prefix.PrefixStore, not {prefixes!r}")
+    if policy is not None and guard is None:
+        raise ValueError("a policy for memory pressure needs a guard that notices it: give guard=MemoryGuard()")
+
+
+def _check_kv(kv: str, block_tokens: int | None, pool_bytes: int | None) -> None:
+    if kv not in ("contiguous", "paged"):
+        raise ValueError(f'kv is "contiguous" or "paged", not {kv!r}')
+    if kv == "contiguous" and (block_tokens or pool_bytes):
+        raise ValueError('block_tokens and pool_bytes belong to kv="paged"')
 
 
 def _check_counts(**counts: Any) -> None:
