@@ -29,6 +29,7 @@ _BUILT = {"html", "sources", "reports", "_build"}  # what a build puts into its 
 # Pages of the repository that are pages of the book too, by their names there.
 _ADOPTED = {
     "kernels.md": "labkit/kernels/README.md",
+    "kernels_measured.md": "labkit/kernels/measured.md",
     "tiny_hybrid.md": "data/models/tiny-hybrid/MODEL_CARD.md",
 }
 # Modules that are entry points, not an interface.
