@@ -195,14 +195,14 @@ def _cases(form: str) -> tuple[Case, ...]:
     )
 
 
-def _merge(parts: int, width: int, dtype: mx.Dtype, more: int | None = None) -> Launch:
-    top = mx.random.normal((2, 3, parts)) * 4
+def _merge(parts: int, width: int, dtype: mx.Dtype, more: int | None = None, rows: int = 2) -> Launch:
+    top = mx.random.normal((rows, 3, parts)) * 4
     top = mx.where(mx.random.uniform(shape=top.shape) < 0.2, -mx.inf, top)
-    top[1, 2] = -mx.inf  # a row that sees nothing
+    top[-1, 2] = -mx.inf  # a head that sees nothing
     empty = top == -mx.inf
     total = mx.where(empty, 0.0, 1.0 + mx.random.uniform(shape=top.shape))
-    partial = mx.where(empty[..., None], 0.0, mx.random.normal((2, 3, parts, width)))
-    gates = None if more is None else mx.random.normal((2, 3 * 2 * width + more)).astype(dtype)
+    partial = mx.where(empty[..., None], 0.0, mx.random.normal((rows, 3, parts, width)))
+    gates = None if more is None else mx.random.normal((rows, 3 * 2 * width + more)).astype(dtype)
     return MERGE.launch(**merge_call(partial, mx.stack([top, total], axis=-1), dtype, gates))
 
 
@@ -300,6 +300,7 @@ ENTRIES = [
         cases=(
             Case("7 parts of 256", lambda dtype: _merge(7, 256, dtype)),
             Case("1 part of 64", lambda dtype: _merge(1, 64, dtype)),
+            Case("1 part of a lone row's 3 heads", lambda dtype: _merge(1, 64, dtype, rows=1)),
             Case("gated, by rows that go on behind", lambda dtype: _merge(3, 64, dtype, more=24)),
         ),
         summary="the parts of decode attention become one output",

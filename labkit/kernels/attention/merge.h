@@ -2,8 +2,8 @@
 // The parts of one query head become WIDTH of its values, from `start` on: each part's share counts by its largest score and its sum.
 // By WIDTH * SLICES threads, which share the parts; `shares` holds as many floats, `weights` SLICES. With gates the values are
 // multiplied by the sigmoid of their own.
-template <class T, int D, int WIDTH, int SLICES, bool GATED, class Gates>
-METAL_FUNC void merge_values(const device float* partial, const device float* stats, Gates gates, uint parts, uint start,
+template <class T, int D, int WIDTH, int SLICES, bool GATED, class Stats, class Gates>
+METAL_FUNC void merge_values(const device float* partial, Stats stats, Gates gates, uint parts, uint start,
                              device T* out, threadgroup float* shares, threadgroup float* weights, uint t) {
   uint slice = t / WIDTH, d = t % WIDTH;
   float highest = -INFINITY;
