@@ -61,7 +61,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-cache_app = typer.Typer(help="The one folder of files that labkit can make again.", no_args_is_help=True)
+cache_app = typer.Typer(help="The folder of files that labkit can make again: list or clear it.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 
 
@@ -94,7 +94,7 @@ def doctor_command(json: JsonOption = False) -> None:
         console.fail("something that labkit needs is missing or broken (see above)")
 
 
-PrefixStoreOption = Annotated[Path | None, typer.Option(help="A prefix store's folder, in place of the cache.")]
+PrefixStoreOption = Annotated[Path | None, typer.Option(help="A prefix store's folder instead of the cache.")]
 
 
 @cache_app.command("list")
@@ -114,7 +114,9 @@ def cache_list(prefix_store: PrefixStoreOption = None, json: JsonOption = False)
 
 @cache_app.command("clear")
 def cache_clear(
-    kind: Annotated[str | None, typer.Argument(help="One kind, as `labkit cache list` names it; all without.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="One kind, as `labkit cache list` names it; all by default.")
+    ] = None,
     prefix_store: PrefixStoreOption = None,
     json: JsonOption = False,
 ) -> None:

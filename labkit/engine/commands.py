@@ -24,22 +24,27 @@ if TYPE_CHECKING:
 
 def generate(
     model: Annotated[str, typer.Argument(help="tiny-hybrid, smollm2-135m, a folder, a .gguf file or a hub id.")],
-    prompt: Annotated[str, typer.Argument(help="What to say to it; - reads standard input.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")] = 0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability.")] = 0.0,
     repetition_penalty: Annotated[float | None, typer.Option(help="Divides the logits of recent tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random draws; drawn and reported without.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be given often.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the random draws; one is drawn and reported by default.")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
-    thinking: Annotated[bool, typer.Option(help="Whether the model may think first, where its template knows.")] = True,
+    thinking: Annotated[
+        bool, typer.Option(help="Whether the model may think first, if its template supports it.")
+    ] = True,
     prefix_store: Annotated[
-        Path | None, typer.Option(help="A folder that keeps what prompts begin with, for later prompts.")
+        Path | None,
+        typer.Option(help="Folder of a prefix store, which keeps the beginnings of prompts for later ones."),
     ] = None,
     prefix_width: Annotated[
-        int | None, typer.Option(help="Tokens of a block in it; 2048 on a GPU and 256 on a CPU without.")
+        int | None, typer.Option(help="Tokens of a block in the store; by default 2048 on a GPU and 256 on a CPU.")
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
@@ -137,7 +142,7 @@ def _run(engine: Engine, request: Request, *, quiet: bool) -> list[Event]:
                 sys.stdout.write(event.text)
                 sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has gone (`| head`): nobody is left to write to, and that is no error.
+        # The reader has gone (`| head`), which is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit() from None
     finally:

@@ -19,6 +19,9 @@ from labkit.kernels.targets import default_target, run_on
 Side = Callable[[], Sequence[mx.array]]
 """One call of what is timed."""
 
+ROUND = 0.05
+"""Seconds that the launches of a round take, about."""
+
 
 @dataclass(frozen=True)
 class BenchResult:
@@ -61,41 +64,35 @@ class BenchResult:
 def bench_kernel(
     entry: Entry,
     *,
-    dtype: mx.Dtype | None = None,
     target: str | None = None,
     rounds: int = 7,
-    seconds_per_round: float = 0.05,
     progress: Callable[[str], None] | None = None,
 ) -> list[BenchResult]:
     """Time every problem that a kernel registers.
 
     Args:
-        dtype: of the activations; by default the last the kernel lists on a GPU, the first on a CPU.
         target: where the kernel runs; by default the machine's best for it.
         rounds: alternations of kernel and baseline; medians are taken over them.
-        seconds_per_round: each round repeats its launch for about so long.
         progress: told what runs next.
     """
     target = target or default_target(entry.kernel)
-    dtype = dtype or (entry.dtypes[-1] if target in ("metal", "cuda") else entry.dtypes[0])
+    dtype = entry.dtypes[-1 if target in ("metal", "cuda") else 0]
     results = []
     for problem in entry.benches:
         if progress:
             progress(f"{entry.name}: {problem.label}")
-        results.append(_bench(entry, problem, dtype, target, rounds, seconds_per_round))
+        results.append(_bench(entry, problem, dtype, target, rounds))
     return results
 
 
-def _bench(
-    entry: Entry, problem: Bench, dtype: mx.Dtype, target: str, rounds: int, seconds_per_round: float
-) -> BenchResult:
+def _bench(entry: Entry, problem: Bench, dtype: mx.Dtype, target: str, rounds: int) -> BenchResult:
     mx.random.seed(0)
     launch = problem.make(dtype)
     mx.eval(list(launch.inputs))
     sides: dict[str, Side] = {"kernel": lambda: run_on(target, entry.kernel, launch)}
     if problem.baseline:
         sides["baseline"] = lambda: problem.baseline(launch)
-    repeats = {name: _repeats(side, seconds_per_round) for name, side in sides.items()}
+    repeats = {name: _repeats(side) for name, side in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -119,10 +116,10 @@ def _bench(
     )
 
 
-def _repeats(side: Side, seconds: float) -> int:
+def _repeats(side: Side) -> int:
     """How many launches fill a round; also warms up and compiles."""
     mx.eval(side())
-    return max(1, int(seconds / max(_time(side, 1), 1e-6)))
+    return max(1, int(ROUND / max(_time(side, 1), 1e-6)))
 
 
 def _time(side: Side, count: int) -> float:

@@ -25,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-Names = Annotated[list[str] | None, typer.Argument(help="Kernels or mechanisms; all without any.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Kernels or mechanisms; all by default.")]
 
 
 @app.command("list")
@@ -52,7 +52,7 @@ def list_kernels(names: Names = None, as_json: JsonOption = False) -> None:
 @app.command()
 def check(
     names: Names = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random inputs; fresh ones by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random inputs; new ones by default.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run every gate of each kernel; exit code 1 if one fails."""
@@ -76,9 +76,9 @@ def trace_kernels(
     dtype: Annotated[
         str | None, typer.Option(help="float32, float16 or bfloat16; the kernel's first by default.")
     ] = None,
-    by_line: Annotated[bool, typer.Option("--by-line", help="Count by line of the Metal text too.")] = False,
+    by_line: Annotated[bool, typer.Option("--by-line", help="Also count by line of the Metal text.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Folder for a picture (SVG) of each kernel's traffic.")] = None,
-    store: Annotated[bool, typer.Option("--store", help="Take today's counts as the budgets.")] = False,
+    store: Annotated[bool, typer.Option("--store", help="Store these counts as the budgets.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Count what each kernel's first case moves, beside its budget."""
@@ -129,7 +129,7 @@ def bench(
     target: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(TARGETS)}; the machine's best by default.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Alternations of kernel and baseline.")] = 7,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which kernel and baseline alternate.")] = 7,
     as_json: JsonOption = False,
 ) -> None:
     """Time each kernel's real sizes against MLX's own operations, by turns in one run.

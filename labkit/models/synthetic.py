@@ -66,7 +66,7 @@ def synthetic(
         layers: fewer (or more) of them than the shape has.
         bits: of quantised weights, in the config's groups: 2, 3, 4, 6 or 8; None leaves all weights in `dtype`.
         skew: how unevenly the router chooses: the spread of the logarithm of its rows' lengths. 0 is even; at 1 the
-            busiest tenth of the experts gets about a third of all choices (`expert_loads` measures it).
+            busiest tenth of the experts gets about a third of all choices.
         seed: of everything drawn; MLX's global random state is left as it was.
         dtype: of floating weights and activations. Default: float32 on a CPU, bfloat16 on a GPU.
         graph: who computes: mlx-lm's module behind the adapter, or labkit's own graphs, which share with the module
@@ -163,44 +163,6 @@ def build_module(config: Mapping[str, Any], *, dtype: str = "bfloat16") -> Any:
                 quant_predicate=lambda path, layer: own.get(path, fallback(path, layer)),
             )
     return module
-
-
-def expert_loads(model: SyntheticModel, tokens: int = 512, seed: int = 1) -> list[list[float]]:
-    """For each layer with experts the share of all choices that each expert gets, busiest first.
-
-    Args:
-        model: a synthetic model; dense layers are left out.
-        tokens: random tokens read, in one chunk.
-        seed: of the tokens.
-    """
-    chosen: list[mx.array] = []
-    gates = [layer.mlp for layer in model.module.layers if hasattr(layer.mlp, "switch_mlp")]
-    for block in gates:
-        block.switch_mlp = _Watch(block.switch_mlp, chosen)
-    try:
-        ids = mx.random.randint(0, model.model.vocab_size, (1, tokens), key=mx.random.key(seed))
-        mx.eval(model.module(ids))
-    finally:
-        for block in gates:
-            block.switch_mlp = block.switch_mlp.watched
-    loads = []
-    for block, indices in zip(gates, chosen, strict=True):
-        counts = [0] * block.num_experts
-        for index in indices.reshape(-1).tolist():
-            counts[index] += 1
-        loads.append(sorted((count / indices.size for count in counts), reverse=True))
-    return loads
-
-
-class _Watch:
-    """Stands before an expert bank and notes the indices that it is called with."""
-
-    def __init__(self, watched: Any, chosen: list[mx.array]):
-        self.watched, self._chosen = watched, chosen
-
-    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        self._chosen.append(indices)
-        return self.watched(x, indices)
 
 
 def _with_sizes(

@@ -37,11 +37,13 @@ def parity(
     ] = 192,
     form: Annotated[
         Literal["whole", "incremental"] | None,
-        typer.Option(help="Whole sequence, or prefill and then single steps. Without it: whole, or as the golden."),
+        typer.Option(
+            help="The whole sequence at once, or prefill and then single steps. By default whole, or as the golden."
+        ),
     ] = None,
     prefill: Annotated[int, typer.Option(min=0, help="Tokens before single steps (incremental).")] = 64,
     window: Annotated[
-        int, typer.Option(min=1, help="Positions that share caches; the next window starts afresh.")
+        int, typer.Option(min=1, help="Positions of a window; each window starts with empty caches.")
     ] = 512,
     text: Annotated[
         Path | None,
@@ -54,7 +56,7 @@ def parity(
     candidate: Annotated[Literal["labkit", "mlx-lm"], typer.Option(help="Whose model is judged.")] = "labkit",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Activations; without it float32 on a CPU and the checkpoint's own on a GPU."),
+        typer.Option(help="Dtype of activations; by default float32 on a CPU and the checkpoint's own on a GPU."),
     ] = None,
     graph: Annotated[
         Literal["auto", "native", "specialised", "adapter"],

@@ -18,9 +18,9 @@ def schedule(
     longest: Annotated[int, typer.Option(help="Tokens of the longest prompt.", min=2)] = 96,
     answer: Annotated[int, typer.Option(help="Tokens of the longest answer.", min=1)] = 16,
     chunk: Annotated[int, typer.Option(help="Prompt tokens computed in one step at most.", min=1)] = 32,
-    max_rows: Annotated[int, typer.Option(help="Requests that are worked on at a time.", min=1)] = 32,
+    max_rows: Annotated[int, typer.Option(help="Rows that decode at a time.", min=1)] = 32,
     every: Annotated[int, typer.Option(help="Steps between two arrivals.", min=0)] = 3,
-    seed: Annotated[int, typer.Option(help="Of lengths and prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of lengths and prompts.")] = 0,
     svg: Annotated[
         Path | None, typer.Option(callback=console.output_file(), help="Draw the schedule into this file.")
     ] = None,

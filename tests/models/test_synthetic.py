@@ -6,7 +6,7 @@ from mlx.utils import tree_flatten
 
 from labkit.measure import model_costs
 from labkit.models import LoadError, Rows, synthetic
-from labkit.models.synthetic import expert_loads, read_shape
+from labkit.models.synthetic import read_shape
 
 SHAPE = "qwen3.6-35b-a3b"
 SMALL = {
@@ -96,6 +96,38 @@ def test_codes_use_every_value_and_center_on_zero(model):
     assert abs(mx.mean(lengths).item() - 1) < 0.05
     codes = {(word >> shift) & 15 for word in bank.weight[0, 0].tolist() for shift in range(0, 32, 4)}
     assert codes == set(range(16))
+
+
+def expert_loads(model, tokens):
+    """For each layer with experts the share of all choices that each expert gets, busiest first."""
+    chosen = []
+    gates = [layer.mlp for layer in model.module.layers if hasattr(layer.mlp, "switch_mlp")]
+    for block in gates:
+        block.switch_mlp = _Watch(block.switch_mlp, chosen)
+    try:
+        ids = mx.random.randint(0, model.model.vocab_size, (1, tokens), key=mx.random.key(1))
+        mx.eval(model.module(ids))
+    finally:
+        for block in gates:
+            block.switch_mlp = block.switch_mlp.watched
+    loads = []
+    for block, indices in zip(gates, chosen, strict=True):
+        counts = [0] * block.num_experts
+        for index in indices.reshape(-1).tolist():
+            counts[index] += 1
+        loads.append(sorted((count / indices.size for count in counts), reverse=True))
+    return loads
+
+
+class _Watch:
+    """Stands before an expert bank and notes the indices that it is called with."""
+
+    def __init__(self, watched, chosen):
+        self.watched, self._chosen = watched, chosen
+
+    def __call__(self, x, indices):
+        self._chosen.append(indices)
+        return self.watched(x, indices)
 
 
 def test_skew_makes_routing_uneven(model):

@@ -25,23 +25,25 @@ ModelArgument = Annotated[
     str, typer.Argument(help="What labkit can load, or a shape without weights such as qwen3.6-35b-a3b (random ones).")
 ]
 GraphOption = Annotated[
-    Literal["auto", "adapter", "specialised", "native"], typer.Option(help="Labkit's side: who computes the model.")
+    Literal["auto", "adapter", "specialised", "native"], typer.Option(help="labkit's graph of the model.")
 ]
-LayersOption = Annotated[int | None, typer.Option(min=1, help="Of a shape without weights: fewer layers than it has.")]
-SkewOption = Annotated[float, typer.Option(min=0, help="Of a shape without weights: uneven routing; 1 is strong.")]
+LayersOption = Annotated[int | None, typer.Option(min=1, help="Fewer layers, for a shape without weights.")]
+SkewOption = Annotated[float, typer.Option(min=0, help="Uneven routing, for a shape without weights; 1 is strong.")]
 SecondsOption = Annotated[
-    float | None, typer.Option(min=1, help="Begin no further point after this many seconds; the next run goes on.")
+    float | None, typer.Option(min=1, help="Begin no further point after this many seconds; the next run continues.")
 ]
-OutOption = Annotated[Path | None, typer.Option(help="Folder of the parts: a run that was stopped goes on from there.")]
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder of the points measured so far; an interrupted run resumes from it.")
+]
 
 
 @app.command("end-to-end")
 def end_to_end(
     model: ModelArgument,
-    against: Annotated[str, typer.Option(help="mlx-lm, torch, or both with a comma.")] = "mlx-lm",
+    against: Annotated[str, typer.Option(help="mlx-lm, torch, or both separated by a comma.")] = "mlx-lm",
     graph: GraphOption = "auto",
-    prefill: Annotated[str | None, typer.Option(help="Prompt lengths with commas; 'none' for none.")] = None,
-    decode: Annotated[str | None, typer.Option(help="Contexts with commas; 'none' for none.")] = None,
+    prefill: Annotated[str | None, typer.Option(help="Prompt lengths, separated by commas, or 'none'.")] = None,
+    decode: Annotated[str | None, typer.Option(help="Contexts, separated by commas, or 'none'.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Three prompts and three contexts, three rounds.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in which the sides take turns.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Decode steps of a round.")] = None,
@@ -49,7 +51,7 @@ def end_to_end(
     skew: SkewOption = 0.0,
     seconds: SecondsOption = None,
     out: OutOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the folder holds.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(callback=console.output_file(".svg", ".png"), help="File for the plot (.svg or .png)."),
@@ -104,16 +106,14 @@ def end_to_end(
 @app.command("ablations")
 def ablations(
     model: ModelArgument,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A mechanism by a word of its name; may be given often.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A word of a mechanism's name; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which engine and control take turns.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Decode steps of a round.")] = 32,
     layers: LayersOption = None,
     skew: SkewOption = 0.0,
     seconds: SecondsOption = None,
     out: OutOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the folder holds.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take the specialised graph's mechanisms away one at a time: predicted, then measured, beside what was published.

@@ -24,12 +24,13 @@ def decode(
     model: Annotated[str, typer.Argument(help="What labkit can load, or a shape such as qwen3.6-35b-a3b.")],
     graph: Annotated[
         Literal["auto", "adapter", "specialised"],
-        typer.Option(help="Whose graph: mlx-lm's or, where it covers the model, ours."),
+        typer.Option(help="Whose graph: mlx-lm's, or labkit's where it covers the model."),
     ] = "auto",
     context: Annotated[int, typer.Option(min=1, help="Tokens in the caches.")] = 4096,
-    layers: Annotated[int | None, typer.Option(min=1, help="Of a shape without weights: fewer layers.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Fewer layers, for a shape without weights.")] = None,
     target: Annotated[
-        Literal["metal", "here"], typer.Option(help="As a GPU gets it, or spelled out as this machine's MLX computes.")
+        Literal["metal", "here"],
+        typer.Option(help="Count launches as a GPU gets them, or operations as MLX computes them on this machine."),
     ] = "metal",
     persistent: Annotated[
         Literal["off", "experts", "layers"],
@@ -44,7 +45,7 @@ def decode(
             callback=console.output_file(".svg", ".png"), help="File (.svg or .png) for the graph, stage by stage."
         ),
     ] = None,
-    chain: Annotated[bool, typer.Option("--chain", help="Print the longest chain of dependencies too.")] = False,
+    chain: Annotated[bool, typer.Option("--chain", help="Also print the longest chain of dependencies.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Count the launches of one decode step, the stages in which they depend on each other, and the bytes they move.
@@ -104,7 +105,7 @@ def _tables(trace: StepTrace, floor: Traffic, title: str, *, chain: bool) -> lis
 
 @app.command("cuda-graph")
 def cuda_graph(
-    file: Annotated[Path, typer.Argument(help="What MLX wrote with MLX_SAVE_CUDA_GRAPHS_DOT_FILE set.")],
+    file: Annotated[Path, typer.Argument(help="The file that MLX wrote with MLX_SAVE_CUDA_GRAPHS_DOT_FILE set.")],
     as_json: JsonOption = False,
 ) -> None:
     """Count the launches and stages of the CUDA graphs that MLX recorded while it ran."""

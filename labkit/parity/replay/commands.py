@@ -15,15 +15,18 @@ DEFECT, MISUSE = 1, 2
 def replay(
     model: Annotated[str, typer.Argument(help="A name or folder that labkit can load.")] = "tiny-hybrid",
     schedules: Annotated[int, typer.Option(help="Random schedules to run.", min=1)] = 3,
-    rows: Annotated[int, typer.Option(help="Requests that are worked on at a time.", min=1)] = 8,
+    rows: Annotated[int, typer.Option(help="Rows that decode at a time.", min=1)] = 8,
     longest: Annotated[int, typer.Option(help="Tokens of the longest prompt.", min=1)] = 24,
     answer: Annotated[int, typer.Option(help="Tokens of the longest answer.", min=1)] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first schedule.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first schedule.")] = 0,
     graph: Annotated[
         Literal["adapter", "specialised", "native"], typer.Option(help="Whose graph the engine runs.")
     ] = "adapter",
     tolerance: Annotated[
-        float, typer.Option(help="For other graphs than the adapter's: of a vector's largest logit.")
+        float,
+        typer.Option(
+            help="For graphs other than the adapter's: allowed difference, as a share of a vector's largest logit."
+        ),
     ] = 1e-3,
     json: JsonOption = False,
 ) -> None:
