@@ -160,7 +160,7 @@ def norm_router(
     """Add to the residual stream, normalise, and score the experts.
 
     Args:
-        x, residual: [T, D], one dtype. weight: [D].
+        x, residual: [T, D], one dtype, or a residual in float32. weight: [D].
         router: MLX's affine quantisation of [E, D]: packed uint32 [E, D * bits / 32], scales and biases
             [E, D / group_size]. A shared expert's gate can ride along as one more row.
         eps: added to the mean square.
@@ -168,9 +168,9 @@ def norm_router(
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        hidden [T, D] and normed [T, D] in x's dtype, logits [T, E] float32, never rounded to x's dtype: a score that
-        is would now and then choose another expert. One launch up to 8 rows; beyond, the add and norm in one and a
-        product that reuses the router's weights across rows.
+        hidden [T, D] in residual's dtype and normed [T, D] in x's, logits [T, E] float32, never rounded to x's dtype: a
+        score that is would now and then choose another expert. One launch up to 8 rows; beyond, the add and norm in one
+        and a product that reuses the router's weights across rows.
 
     Raises:
         ValueError: shapes, dtypes or sizes that do not fit.

@@ -60,9 +60,9 @@ def _gated_norm(tokens, heads, dim, dtype, width=0, start=0) -> Launch:
     )
 
 
-def _router(rows, dim, experts, dtype, group_size=64, bits=8) -> Launch:
+def _router(rows, dim, experts, dtype, group_size=64, bits=8, stream=None) -> Launch:
     router = mx.quantize(_normal((experts, dim), dtype) * dim**-0.5, group_size=group_size, bits=bits)
-    x, residual = _normal((rows, dim), dtype), _normal((rows, dim), dtype)
+    x, residual = _normal((rows, dim), dtype), _normal((rows, dim), stream or dtype)
     return NORM_ROUTER.launch(
         **norm_router_call(x, residual, _weight(dim, dtype), tuple(router), 1e-6, group_size, bits)
     )
@@ -195,6 +195,7 @@ CHAIN_ENTRIES = [
         cases=(
             Case("2 rows of 512, 20 experts, 8 bits", lambda dtype: _router(2, 512, 20, dtype)),
             Case("1 row of 96, 9 experts, 4 bits in 32s", lambda dtype: _router(1, 96, 9, dtype, 32, 4)),
+            Case("2 rows to a float32 stream", lambda dtype: _router(2, 128, 5, dtype, stream=mx.float32)),
         ),
         summary="residual add, RMSNorm and the router's logits",
         tolerance=SCORED,

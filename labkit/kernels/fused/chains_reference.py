@@ -69,7 +69,7 @@ def norm_router(launch: Launch) -> list[mx.array]:
     """hidden = x + residual, rounded; normed = RMSNorm(hidden) * weight, rounded; logits = normed @ router.T."""
     x, residual, weight, packed, scales, biases, eps, _ = launch.inputs
     template = dict(launch.template)
-    hidden = (x.astype(mx.float32) + residual.astype(mx.float32)).astype(x.dtype).astype(mx.float32)
+    hidden = (x.astype(mx.float32) + residual.astype(mx.float32)).astype(residual.dtype).astype(mx.float32)
     normed = _rms_norm(hidden, weight, eps).astype(x.dtype).astype(mx.float32)
     router = mx.dequantize(
         packed,

@@ -22,17 +22,26 @@ from labkit.kernels.registry import Bench, Case, Entry, Tolerance
 from labkit.kernels.signature import Launch
 
 
-def _launch(rows: int, dim: int, dtype: mx.Dtype, adds: bool = True) -> Launch:
-    residual = mx.random.normal((rows, dim)).astype(dtype)
+def _launch(rows: int, dim: int, dtype: mx.Dtype, adds: bool = True, stream: mx.Dtype | None = None) -> Launch:
+    residual = mx.random.normal((rows, dim)).astype(stream or dtype)
     x = mx.random.normal((rows, dim)).astype(dtype) if adds else None
     weight = mx.random.uniform(0.5, 1.5, (dim,)).astype(dtype)
     return RESIDUAL_RMS_NORM.launch(**residual_rms_norm_call(x, residual, weight, 1e-6))
 
 
 def _project(
-    form: str, rows: int, n: int, dim: int, bits: int, group: int, dtype: mx.Dtype, adds: bool = True, **options
+    form: str,
+    rows: int,
+    n: int,
+    dim: int,
+    bits: int,
+    group: int,
+    dtype: mx.Dtype,
+    adds: bool = True,
+    stream: mx.Dtype | None = None,
+    **options,
 ) -> Launch:
-    residual = mx.random.normal((rows, dim)).astype(dtype)
+    residual = mx.random.normal((rows, dim)).astype(stream or dtype)
     x = mx.random.normal((rows, dim)).astype(dtype) if adds else None
     weight = mx.random.uniform(0.5, 1.5, (dim,)).astype(dtype)
     weights = Packed.quantize((mx.random.normal((n, dim)) * dim**-0.5).astype(dtype), group, bits)
@@ -100,6 +109,8 @@ ENTRIES = [
             Case("3 rows of 1001", lambda dtype: _launch(3, 1001, dtype)),
             Case("1 row of 7", lambda dtype: _launch(1, 7, dtype)),
             Case("2 rows of 96, nothing to add", lambda dtype: _launch(2, 96, dtype, False)),
+            Case("2 rows of 130 to a float32 stream", lambda dtype: _launch(2, 130, dtype, stream=mx.float32)),
+            Case("1 row of a float32 stream", lambda dtype: _launch(1, 40, dtype, False, mx.float32)),
         ),
         summary="residual add and RMSNorm in one pass",
         benches=(_bench(1), _bench(2048)),
@@ -116,6 +127,14 @@ ENTRIES = [
                 Case(
                     "2 rows of 96 by 17, nothing to add",
                     lambda dtype, form=form: _project(form, 2, 17, 96, 4, 32, dtype, False),
+                ),
+                Case(
+                    "2 rows of 640 to a float32 stream by 18",
+                    lambda dtype, form=form: _project(form, 2, 18, 640, 4, 64, dtype, stream=mx.float32),
+                ),
+                Case(
+                    "1 row of a float32 stream of 96 by 16",
+                    lambda dtype, form=form: _project(form, 1, 16, 96, 4, 32, dtype, False, mx.float32),
                 ),
             ),
             summary=f"residual add, RMSNorm and the projections of a few rows, {how}",

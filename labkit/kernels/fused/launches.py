@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.kernels.fused import chains_reference as reference
+from labkit.kernels.fused.residual import norm_dtype
 from labkit.kernels.header import Header
 from labkit.kernels.headers import SHARED
 from labkit.kernels.launch import Kernel
@@ -230,11 +231,9 @@ def norm_router_call(
     threads: int = _THREADS,
 ) -> dict:
     """The arguments of `NORM_ROUTER`. Raises ValueError for what does not fit."""
-    if x.ndim != 2 or x.size == 0 or x.shape != residual.shape or x.dtype != residual.dtype:
-        raise ValueError(
-            f"x and residual need one shape [T, D] and dtype, not {x.shape} {x.dtype} and {residual.shape} "
-            f"{residual.dtype}"
-        )
+    norm_dtype(x, residual, weight)
+    if x.ndim != 2 or x.size == 0:
+        raise ValueError(f"x and residual need shape [T, D], not {x.shape}")
     rows, dim = x.shape
     packed, scales, biases = router
     experts = packed.shape[0]
@@ -253,7 +252,7 @@ def norm_router_call(
         "grid": (-(-experts // (threads // 32)) * threads, rows, 1),
         "threadgroup": (threads, 1, 1),
         "output_shapes": [x.shape, x.shape, (rows, experts)],
-        "output_dtypes": [x.dtype, x.dtype, mx.float32],
+        "output_dtypes": [residual.dtype, x.dtype, mx.float32],
     }
 
 

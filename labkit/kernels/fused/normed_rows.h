@@ -1,12 +1,19 @@
 // Rows that a threadgroup norms for itself before it multiplies them.
 
+//@provides added_at
+template <bool ADDS, class X, class Residual> METAL_FUNC float added_at(X x, Residual residual, uint i) {
+  return ADDS ? static_cast<float>(x[i]) + static_cast<float>(residual[i]) : static_cast<float>(residual[i]);
+}
+
 //@provides norm_into
 // The M rows x + residual (unless ADDS residual alone), normed to the bits of `residual_rms_norm`, whose THREADS threads a row these
 // SIMDS simdgroups stand in for, one 32 of them after the other. Norms go to `rows`, the sums to `hidden` if `written`. `partial`
 // holds 32 floats a row. All that a row is made of is requested before anything is summed.
-template <class T, int D, int M, int THREADS, int SIMDS, bool ADDS, class X, class Weight>
-METAL_FUNC void norm_into(X x, X residual, Weight weight, float eps, bool written, device T* hidden, threadgroup T* rows,
+template <class T, int D, int M, int THREADS, int SIMDS, bool ADDS, class X, class Residual, class Weight, class R>
+METAL_FUNC void norm_into(X x, Residual residual, Weight weight, float eps, bool written, device R* hidden, threadgroup T* rows,
                           threadgroup float* partial, uint lane, uint simdgroup) {
+  // A stream that is wider than its norm does not fit where the norm goes: its values are read again, from cache.
+  constexpr bool AGAIN = sizeof(R) > sizeof(T);
   constexpr int SHARES = THREADS / 32, VALUES = (D + THREADS - 1) / THREADS, TURNS = (SHARES + SIMDS - 1) / SIMDS;
   float weights[TURNS][VALUES], h[TURNS][VALUES];
   for (uint m = 0; m < M; m++) {
@@ -16,9 +23,7 @@ METAL_FUNC void norm_into(X x, X residual, Weight weight, float eps, bool writte
       for (int i = 0; i < VALUES; i++) {
         uint share = simdgroup + turn * SIMDS, d = share * 32 + lane + i * THREADS;
         bool inside = share < SHARES && d < D;
-        h[turn][i] = !inside ? 0.0f
-                     : ADDS  ? static_cast<float>(x[m * D + d]) + static_cast<float>(residual[m * D + d])
-                             : static_cast<float>(residual[m * D + d]);
+        h[turn][i] = inside ? added_at<ADDS>(x, residual, m * D + d) : 0.0f;
         if (m == 0) weights[turn][i] = inside ? static_cast<float>(weight[d]) : 0.0f;
       }
     }
@@ -30,8 +35,8 @@ METAL_FUNC void norm_into(X x, X residual, Weight weight, float eps, bool writte
       for (int i = 0; i < VALUES; i++) {
         uint d = share * 32 + lane + i * THREADS;
         // Rounded before it is squared, as a separate add would leave it.
-        T rounded = static_cast<T>(h[turn][i]);
-        if (share < SHARES && d < D) rows[m * D + d] = rounded;
+        R rounded = static_cast<R>(h[turn][i]);
+        if (!AGAIN && share < SHARES && d < D) rows[m * D + d] = static_cast<T>(rounded);
         float value = static_cast<float>(rounded);
         sum += value * value;
       }
@@ -49,7 +54,7 @@ METAL_FUNC void norm_into(X x, X residual, Weight weight, float eps, bool writte
       for (int i = 0; i < VALUES; i++) {
         uint share = simdgroup + turn * SIMDS, d = share * 32 + lane + i * THREADS;
         if (share >= SHARES || d >= D) continue;
-        T added = rows[m * D + d];
+        R added = AGAIN ? static_cast<R>(added_at<ADDS>(x, residual, m * D + d)) : static_cast<R>(rows[m * D + d]);
         if (written) hidden[m * D + d] = added;
         rows[m * D + d] = static_cast<T>(static_cast<float>(added) * scale * weights[turn][i]);
       }

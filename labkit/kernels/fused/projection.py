@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from labkit.kernels.door import takes_arrays
 from labkit.kernels.fused import reference
-from labkit.kernels.fused.residual import residual_rms_norm_call, threads_for
+from labkit.kernels.fused.residual import norm_dtype, residual_rms_norm_call, threads_for
 from labkit.kernels.header import Header
 from labkit.kernels.headers import SHARED, TILES
 from labkit.kernels.quantized_matmul.launches import few_rows_call, row_kernels
@@ -58,20 +58,26 @@ def norm_project_call(
     Raises:
         ValueError: shapes or dtypes that do not fit, or too large for threadgroup memory.
     """
-    norm = residual_rms_norm_call(x, residual, weight, eps)
-    product = few_rows_call(residual, weights, form, simds=simds, unroll=unroll)
-    if not fits(residual.shape[0], residual.dtype, weights):
+    norm, dtype = residual_rms_norm_call(x, residual, weight, eps), norm_dtype(x, residual, weight)
+    normed = residual.astype(dtype) if x is None else x  # of the norm's shape and dtype: values are not read
+    product = few_rows_call(normed, weights, form, simds=simds, unroll=unroll)
+    if not fits(residual.shape[0], dtype, weights):
         raise ValueError(
             f"rows of at most {MAX_ROWS_BYTES} bytes in all and at most {MAX_OUTPUTS} columns, not {residual.shape} "
-            f"{residual.dtype} and {weights.n}: take residual_rms_norm and quantized_matmul"
+            f"{dtype} and {weights.n}: take residual_rms_norm and quantized_matmul"
         )
     return {
         "inputs": [residual if x is None else x, residual, weight, float(eps), *weights.arrays],
-        "template": [*product["template"], ("ADDS", x is not None), ("THREADS", threads_for(weights.k))],
+        "template": [
+            *product["template"],
+            ("R", residual.dtype),
+            ("ADDS", x is not None),
+            ("THREADS", threads_for(weights.k)),
+        ],
         "grid": product["grid"],
         "threadgroup": product["threadgroup"],
         "output_shapes": [norm["output_shapes"][0], *product["output_shapes"]],
-        "output_dtypes": [residual.dtype] * 2,
+        "output_dtypes": [residual.dtype, dtype],
     }
 
 
@@ -91,20 +97,21 @@ def norm_project(
     columns, for a launch less.
 
     Args:
-        x, residual: [T, D], one dtype (float32, float16 or bfloat16), T at most 8 and rows of at most 16 KB in all.
-            Without x nothing is added: what the first block begins with.
+        x, residual: [T, D], as for `residual_rms_norm`, T at most 8 and norms of at most 16 KB in all.
         weight: [D], of the norm, any float dtype. eps: added to the mean square.
         weights: N x D, N at most 16,384.
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        hidden: x + residual [T, D], and y: norm(hidden) times the transposed matrix [T, N], in their dtype: the bits of
-        `residual_rms_norm` and of `quantized_matmul`'s variant "few_rows".
+        hidden: x + residual [T, D], and y: norm(hidden) times the transposed matrix [T, N], in the norm's dtype: the
+        bits of `residual_rms_norm` and of `quantized_matmul`'s variant "few_rows".
 
     Raises:
         ValueError: shapes, dtypes or sizes that do not fit.
 
     Source: as the two operations.
     """
-    form = "tensor" if target_in_use(target) == "cuda" and "tensor" in forms(residual, weights) else "plain"
+    dtype = norm_dtype(x, residual, weight)
+    like = next(array for array in (x, residual, weight) if array is not None and array.dtype == dtype)
+    form = "tensor" if target_in_use(target) == "cuda" and "tensor" in forms(like, weights) else "plain"
     return tuple(NORM_PROJECT[form](**norm_project_call(x, residual, weight, eps, weights, form), target=target))

@@ -15,7 +15,7 @@ def residual_rms_norm(launch: Launch) -> list[mx.array]:
     x, residual, weight, eps, _ = launch.inputs
     hidden = residual.astype(mx.float32)
     if dict(launch.template)["ADDS"]:
-        hidden = (x.astype(mx.float32) + hidden).astype(x.dtype).astype(mx.float32)
+        hidden = (x.astype(mx.float32) + hidden).astype(residual.dtype).astype(mx.float32)
     mean_square = mx.mean(hidden * hidden, axis=-1, keepdims=True)
     return [hidden, hidden * mx.rsqrt(mean_square + eps) * weight.astype(mx.float32)]
 
@@ -24,7 +24,7 @@ def norm_project(launch: Launch) -> list[mx.array]:
     """hidden as `residual_rms_norm`; its norm, rounded, times the transposed matrix."""
     x, residual, weight, eps = launch.inputs[:4]
     hidden, normed = residual_rms_norm(replace(launch, inputs=(x, residual, weight, eps, None)))
-    return [hidden, normed.astype(x.dtype).astype(mx.float32) @ packed_of(launch, 4).dequantize().T]
+    return [hidden, normed.astype(launch.output_dtypes[1]).astype(mx.float32) @ packed_of(launch, 4).dequantize().T]
 
 
 def swiglu(launch: Launch) -> list[mx.array]:

@@ -30,12 +30,8 @@ def residual_rms_norm_call(x: mx.array | None, residual: mx.array, weight: mx.ar
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
-    adds = x is not None
+    adds, dtype = x is not None, norm_dtype(x, residual, weight)
     x = x if adds else residual  # a placeholder that is not read
-    if x.shape != residual.shape or x.dtype != residual.dtype:
-        raise ValueError(
-            f"x and residual need one shape and dtype, not {x.shape} {x.dtype} and {residual.shape} {residual.dtype}"
-        )
     dim = x.shape[-1] if x.ndim else 0
     if weight.shape != (dim,):
         raise ValueError(f"weight needs shape ({dim},) for x of shape {x.shape}, not {weight.shape}")
@@ -44,12 +40,31 @@ def residual_rms_norm_call(x: mx.array | None, residual: mx.array, weight: mx.ar
     threads = threads_for(dim)
     return {
         "inputs": [x, residual, weight, float(eps), dim],
-        "template": [("T", x.dtype), ("ADDS", adds), ("THREADS", threads), ("VALUES", -(-dim // threads))],
+        "template": [
+            *(("T", dtype), ("R", residual.dtype), ("ADDS", adds), ("THREADS", threads)),
+            ("VALUES", -(-dim // threads)),
+        ],
         "grid": (x.size // dim * threads, 1, 1),
         "threadgroup": (threads, 1, 1),
         "output_shapes": [x.shape, x.shape],
-        "output_dtypes": [x.dtype, x.dtype],
+        "output_dtypes": [residual.dtype, dtype],
     }
+
+
+def norm_dtype(x: mx.array | None, residual: mx.array, weight: mx.array) -> mx.Dtype:
+    """The norm's dtype: that of what is added; without it the shorter one of the stream's and the weight's.
+
+    Raises:
+        ValueError: x of another shape than the residual stream, or a stream that is neither of this dtype nor float32.
+    """
+    dtype = min(residual.dtype, weight.dtype, key=lambda dtype: dtype.size) if x is None else x.dtype
+    if (x is not None and x.shape != residual.shape) or residual.dtype not in (dtype, mx.float32):
+        added = "" if x is None else f"{x.shape} {x.dtype} and "
+        raise ValueError(
+            f"x and residual need one shape and dtype, or a residual in float32, not {added}{residual.shape} "
+            f"{residual.dtype}, normed in {dtype}"
+        )
+    return dtype
 
 
 def threads_for(dim: int) -> int:
@@ -64,15 +79,16 @@ def residual_rms_norm(
     """Add a block's output to the residual stream and normalise the sum for the next block.
 
     Args:
-        x, residual: [..., D], one dtype (float32, float16 or bfloat16), D at most 32,768. Without x nothing is added:
-            what the first block begins with.
+        x, residual: [..., D], one dtype (float32, float16 or bfloat16), or a residual in float32, D at most 32,768.
+            Without x nothing is added: what the first block begins with.
         weight: [D], any float dtype.
         eps: added to the mean square.
         target: where to run (`labkit.kernels.targets`).
 
     Returns:
-        hidden: x + residual [..., D], and normed: hidden / sqrt(mean(hidden^2) + eps) * weight [..., D], in x's dtype.
-        The norm is taken of the rounded sum, as separate operations would.
+        hidden: x + residual [..., D], in residual's dtype, and normed: hidden / sqrt(mean(hidden^2) + eps) * weight
+        [..., D], in x's; without x in the shorter one of residual's dtype and weight's. The norm is taken of the
+        rounded sum, as separate operations would.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.

@@ -17,8 +17,8 @@ for (int i = 0; i < VALUES; i++) {
 float sum = 0.0f;
 for (int i = 0; i < VALUES; i++) {
   int d = t + i * THREADS;
-  // Rounded before it is squared, as a separate add would leave it.
-  T rounded = static_cast<T>(h[i]);
+  // Rounded before it is squared, as a separate add would leave it: R is the residual stream's type.
+  R rounded = static_cast<R>(h[i]);
   if (d < D) hidden[row + d] = rounded;
   h[i] = static_cast<float>(rounded);
   sum += h[i] * h[i];

@@ -2,6 +2,7 @@
 
 //@provides AddedRow
 // A row of the residual stream, x + residual, in the registers of a threadgroup: thread t holds its values t, t + THREADS, ...
+// T is the type of its norm.
 template <class T, int D, int THREADS> struct AddedRow {
   static constexpr constant int VALUES = (D + THREADS - 1) / THREADS;
   float h[VALUES], weights[VALUES];
@@ -18,11 +19,11 @@ template <class T, int D, int THREADS> struct AddedRow {
 
   // The thread's share of the sum of squares. The sum is rounded before it is squared, as a separate add would leave it; it goes
   // to `hidden` if wanted.
-  METAL_FUNC float add(device T* hidden, bool wanted, uint t) {
+  template <class R> METAL_FUNC float add(device R* hidden, bool wanted, uint t) {
     float sum = 0.0f;
     for (int i = 0; i < VALUES; i++) {
       uint d = t + i * THREADS;
-      T rounded = static_cast<T>(h[i]);
+      R rounded = static_cast<R>(h[i]);
       h[i] = static_cast<float>(rounded);
       sum += h[i] * h[i];
       if (d < D && wanted) hidden[d] = rounded;
@@ -75,9 +76,9 @@ template <int D, int BITS, int GROUP> struct RouterRow {
 // The norm of a row, and its scores for experts `first` and the following, one a simdgroup. `row` holds D floats, `partial` 32; the
 // sum goes to `hidden` and its norm to `normed` if `written`. All that the router and the norm read is requested before anything
 // is summed or written.
-template <class T, int D, int BITS, int GROUP, int THREADS, class X, class Residual, class Weight, class W, class S>
+template <class T, int D, int BITS, int GROUP, int THREADS, class X, class Residual, class Weight, class W, class S, class R>
 METAL_FUNC void norm_and_score(X x, Residual residual, Weight weight, W router, S scales, S biases, float eps, uint first, uint experts,
-                               bool written, device T* hidden, device T* normed, device float* logits, threadgroup float* row,
+                               bool written, device R* hidden, device T* normed, device float* logits, threadgroup float* row,
                                threadgroup float* partial, uint t, uint lane, uint simdgroup) {
   uint expert = first + simdgroup;
   bool real = expert < experts;

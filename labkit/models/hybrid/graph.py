@@ -33,16 +33,16 @@ class Graph:
     """Embedding, layers and head. It knows neither caches nor whoever calls it.
 
     Attributes:
-        layers: in order.
+        layers: in order. stream: dtype of the residual stream.
     """
 
-    def __init__(self, config: HybridConfig, weights: ModelWeights, dtype: mx.Dtype):
-        self.config, self.weights, self.dtype = config, weights, dtype
+    def __init__(self, config: HybridConfig, weights: ModelWeights, stream: mx.Dtype):
+        self.config, self.weights, self.stream = config, weights, stream
         self.layers = [Layer(kind, config, w) for kind, w in zip(config.layer_kinds, weights.layers, strict=True)]
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Tokens [B, L] -> [B, L, D]."""
-        return self.weights.embedding.rows(tokens, self.dtype)
+        return self.weights.embedding.rows(tokens, self.stream)
 
     def through(self, x: mx.array, mix: Callable[[int, mx.array], mx.array], step: Step) -> tuple[mx.array, mx.array]:
         """All blocks: the residual stream before the last addition, and what is to be added.

@@ -67,7 +67,7 @@ class Hybrid:
         self.vocab_size, self.num_layers = sizes.vocabulary, len(sizes.layer_kinds)
         self.layer_kinds: list[LayerKind] = list(sizes.layer_kinds)
         self.layouts = [self._layout(kind) for kind in sizes.layer_kinds]
-        self.graph = Graph(sizes, weights, dtype)
+        self.graph = Graph(sizes, weights, mx.float32 if self.variants.stream == "float32" else dtype)
         self._few = FewTokens(self.graph)
         self.limits = lacking(self.make_caches(), self.make_caches(2))
 
@@ -120,7 +120,8 @@ class Hybrid:
     def _sizes(self) -> dict[str, int]:
         slots = next((w.mlp.shared_slots for w in self.weights.layers if self.sizes.sparse), 0)
         on_cuda, sends = target_in_use() == "cuda", device_target() is not None
-        return {"itemsize": self.dtype.size, "shared_slots": slots, "on_cuda": on_cuda, "sends": sends}
+        itemsizes = {"itemsize": self.dtype.size, "stream_itemsize": self.graph.stream.size}
+        return itemsizes | {"shared_slots": slots, "on_cuda": on_cuda, "sends": sends}
 
     # -- forward -------------------------------------------------------------------------------------------------------
 
@@ -142,11 +143,11 @@ class Hybrid:
         few = self._takes_few(step, caches) and not (rows.lengths is not None or isinstance(logits, mx.array))
         if few:
             given = embeddings is not None
-            x = embeddings.astype(self.dtype) if given else tokens
+            x = embeddings.astype(self.graph.stream) if given else tokens
             output = self._few(x, caches, step, logits=logits, hidden=hidden, given=given)
         else:
             graph = self.graph
-            x = graph.embed(tokens) if embeddings is None else embeddings.astype(self.dtype)
+            x = graph.embed(tokens) if embeddings is None else embeddings.astype(graph.stream)
             mix = lambda index, projected: graph.layers[index].mixer(projected, caches[index], step)
             output = graph.head(*graph.through(x, mix, step), rows.lengths, logits, hidden, step)
         if padded:

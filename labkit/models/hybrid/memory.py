@@ -52,6 +52,7 @@ def chunk_memory(
     context: int = 0,
     batch: int = 1,
     itemsize: int = 2,
+    stream_itemsize: int | None = None,
     shared_slots: int = 1,
     positions: int = 0,
     on_cuda: bool = True,
@@ -62,14 +63,14 @@ def chunk_memory(
     Args:
         config: the model's sizes.
         length: tokens of a row in the chunk. context: tokens before it. batch: rows.
-        itemsize: bytes of an activation.
+        itemsize: bytes of an activation. stream_itemsize: of a value of the residual stream, by default the same.
         shared_slots: experts that a shared one runs as.
         positions: positions a row whose logits are asked for.
         on_cuda: whether large products write their weights as floats first, as they do there.
         sends: whether a GPU is given layers ahead (`labkit.models.hybrid.sending`).
     """
     tokens, c = batch * length, config
-    row = c.hidden * itemsize
+    row, stream_row = c.hidden * itemsize, c.hidden * (stream_itemsize or itemsize)
 
     def product(inputs: int, outputs: int, rows: int = tokens) -> int:
         """A product's output, and its matrix where that is written first."""
@@ -108,11 +109,11 @@ def chunk_memory(
     mlp = _experts(c, tokens, itemsize, shared_slots) if c.sparse else product(c.hidden, 3 * c.intermediate)
     # The stream and its norm, before the mixer and before the MLP.
     down = 0 if c.sparse else product(c.intermediate, c.hidden)
-    layers = [made[kind] + mlp + down + 4 * tokens * row for kind in c.layer_kinds]
+    layers = [made[kind] + mlp + down + 2 * tokens * (stream_row + row) for kind in c.layer_kinds]
     ahead = max(sum(layers[first : first + IN_FLIGHT]) for first in range(len(layers)))
     kinds = set(c.layer_kinds)
     return ChunkMemory(
-        stream=3 * tokens * row,
+        stream=tokens * (2 * stream_row + row),
         delta=delta if LINEAR in kinds else 0,
         attention=attention if ATTENTION in kinds else 0,
         experts=mlp,

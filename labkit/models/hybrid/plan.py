@@ -69,22 +69,23 @@ class Plan:
     ) -> tuple[mx.array, mx.array]:
         """update, stream [..., K], a norm's weight -> the stream with the update, if there is one, and its norm times
         the transposed matrix, [..., N]."""
-        if self._norms_inside(stream, matrix):
+        like = norm if update is None else update  # of the norm's dtype, where the stream is wider
+        if self._norms_inside(stream, like, matrix):
             return norm_project(update, stream, norm, eps, matrix.packed)
         if update is None and not self.kernels:
-            return stream, self.product(mx.fast.rms_norm(stream, norm, eps), matrix)
+            return stream, self.product(mx.fast.rms_norm(stream, norm, eps).astype(norm.dtype), matrix)
         stream, normed = residual_rms_norm(update, stream, norm, eps)
         return stream, self.product(normed, matrix)
 
-    def _norms_inside(self, x: mx.array, matrix: Matrix) -> bool:
+    def _norms_inside(self, x: mx.array, like: mx.array, matrix: Matrix) -> bool:
         """Whether the product would be our kernel for few rows, and these can be normed in its launch."""
         packed = matrix.packed
         if not self.kernels or self.invariant or not self.variants.fuse_norm or packed is None or x.ndim != 2:
             return False
         rows = x.shape[0]
-        if rows > FEW or not packed.fits_kernels or not fits(rows, x.dtype, packed):
+        if rows > FEW or not packed.fits_kernels or not fits(rows, like.dtype, packed):
             return False
-        chosen = self._variant(rows, packed) or choose_variant(rows, x, packed, self.target)
+        chosen = self._variant(rows, packed) or choose_variant(rows, like, packed, self.target)
         return chosen == "few_rows"
 
     def _one(self, x: mx.array, part: Weights, dtype: mx.Dtype) -> mx.array:

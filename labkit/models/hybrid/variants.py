@@ -46,6 +46,8 @@ class Variants:
         persistent: launches of a decode step whose threadgroups wait for each other. "experts": norm, router and sparse
             MLP of a layer in one; "layers": a whole layer in one, for one token of each row. Where Metal computes,
             both are refused: it promises no progress across threadgroups.
+        stream: the residual stream between layers. "rounded": to the activations' dtype at each addition; "float32":
+            never, for two bytes more a value that every norm reads and writes. On a CPU too. Not with `persistent`.
     """
 
     experts: Literal["load", "tile16", "gather", "before"] = "load"
@@ -65,11 +67,14 @@ class Variants:
     compiled: bool = True
     kv: Literal["tail", "whole"] = "tail"
     persistent: Literal["off", "experts", "layers"] = "off"
+    stream: Literal["rounded", "float32"] = "rounded"
 
     def __post_init__(self):
         for name, allowed in choices().items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}, not {getattr(self, name)!r}")
+        if self.stream == "float32" and self.persistent != "off":
+            raise ValueError("persistent launches keep the stream in the activations' dtype: leave one switch alone")
 
 
 def choices() -> dict[str, tuple[Any, ...]]:

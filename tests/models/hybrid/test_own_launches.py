@@ -24,11 +24,11 @@ class Traced(Exception):
 
 
 @cache
-def model(kind: str) -> Hybrid:
+def model(kind: str, stream: str = "rounded") -> Hybrid:
     """A layer of each mixer, in bf16."""
     settings = config(DENSE if kind == "dense" else TEXT, num_hidden_layers=2)
     module = random_module(settings, seed=1)
-    return Hybrid.from_module(module, settings, mx.bfloat16, variants=Variants(decode_rows="own"))
+    return Hybrid.from_module(module, settings, mx.bfloat16, variants=Variants(decode_rows="own", stream=stream))
 
 
 def trace(hybrid: Hybrid, positions: list[int], length: int, logits: str, paged: bool, monkeypatch) -> Captured:
@@ -111,6 +111,18 @@ def test_a_step_is_our_launches_and_views(step, monkeypatch):
     captured = trace(model(kind), *form, monkeypatch)
     assert not foreign(captured)
     assert sum(operation.name in LAUNCHES for operation in captured.operations) > 10
+
+
+@pytest.mark.parametrize("step", ["one row", "twelve padded rows"])
+def test_a_stream_in_float32_adds_no_launch(step, monkeypatch):
+    kind, *form = STEPS[step]
+    traces = []
+    for stream in ("float32", "rounded"):
+        with monkeypatch.context() as patched:
+            traces.append(trace(model(kind, stream), *form, patched))
+    wide, narrow = traces
+    assert not foreign(wide)
+    assert [operation.name for operation in wide.operations] == [operation.name for operation in narrow.operations]
 
 
 @pytest.mark.parametrize("planted", ["Exp", "QuantizedMatmul", "rms_norm"])
