@@ -93,11 +93,10 @@ def test_a_row_that_came_back_goes_on_in_the_memory_that_it_was_read_to(open_sto
     store, caches = open_store(hybrid), decoded(hybrid)
     assert store.save_private("row", ROW, caches).stored
     state, columns = store.load_private("row").restore()
-    lies = lambda cache, names: [address(getattr(cache, name)) for name in names]
-    read_to = [view.ctypes.data for view in columns.host_columns(1, 1)]
-    states = [view.ctypes.data for view in state.host_states(1).arrays]
-    assert lies(columns, ("_keys", "_values")) == read_to
-    assert [address(array) for array in state._cache] == states
+    # Not as attributes, which would be to read them.
+    read_to, states = [address(a) for a in (columns._keys, columns._values)], [address(a) for a in state._cache]
+    assert [view.ctypes.data for view in columns.host_columns(1, 1)] == read_to
+    assert [view.ctypes.data for view in state.host_states(1).arrays] == states
     assert identical([state, columns], caches)
     # Whoever has read an array keeps it as it was.
     seen = [columns.keys, state.cache[0]]

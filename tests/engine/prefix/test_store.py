@@ -197,6 +197,26 @@ def test_trap_17_what_is_served_is_never_live(open_store, witness):
     assert store.stats()["leases"] == 0
 
 
+@pytest.mark.parametrize("name", ["store", None], ids=["disk", "memory"])
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
+def test_what_a_lookup_found_cannot_be_lost_any_more(open_store, witness, name, hot):
+    """Between a lookup and its use another request's blocks took the room."""
+    store = open_store(witness, name)
+    commit_all(store, witness, PROMPT)
+    store.flush(600)
+    if not hot and name:
+        store.release_memory()
+    lease = store.lookup(PROMPT)
+    if name:
+        for path in store._tiers.disk.folder.path.rglob("*.safetensors"):
+            path.write_bytes(b"another's")
+            path.unlink()
+    store.release_memory()
+    assert restored(store, witness, PROMPT) == 0
+    assert witness.same(lease.restore(), PROMPT[:40])
+    lease.release()
+
+
 def test_a_commit_copies(open_store, witness):
     store = open_store(witness)
     caches = witness.after(PROMPT[:16])
