@@ -164,6 +164,11 @@ def _clang() -> Finding:
 def _gpu() -> Finding:
     device = devices.this_device()
     if device.kind != "cpu":
+        from labkit.kernels import probe
+
+        if wrong := probe.wrong():
+            remedy = "labkit's kernels need an M1 or newer: a virtual machine's GPU may lack simdgroup functions"
+            return Finding("GPU", "broken", f"{device.name}: {wrong}", remedy if device.kind == "metal" else "")
         return Finding("GPU", "ok", device.name)
     if devices.find_program("nvidia-smi"):
         found = subprocess.run(

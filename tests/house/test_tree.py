@@ -50,7 +50,7 @@ def test_workflows_parse_and_run_the_readmes_commands():
         commands = "\n".join(step.get("run", "") for step in jobs[job]["steps"])
         assert "make test" in commands
         assert "make report" in commands
-    assert jobs["macos"]["runs-on"].startswith("macos")
+    assert all(name.startswith("macos") for name in jobs["macos"]["strategy"]["matrix"]["os"])
 
 
 def test_every_source_file_can_be_read_in_one_sitting():
