@@ -30,6 +30,9 @@ ABSENT = (
 )
 """Words of C++ that Metal's language does not have."""
 
+TAKEN = ("fragment", "intersection", "kernel", "mesh", "object", "stitchable", "vertex", "visible")
+"""Words that say what a function is in Metal: no names of anything else."""
+
 _SPACE = rf"\b(?:{'|'.join(ADDRESS_SPACES)})\b"
 _NUMBERS = r"bool|u?char|u?short|u?int|u?long|half|float|bfloat|bfloat16_t|size_t|u?int(?:8|16|32|64)_t"
 _VECTORS = r"(?:u?char|u?short|u?int|u?long|half|float|bfloat)[234]"
@@ -72,6 +75,8 @@ def _without_cuda(part: str) -> str:
 def _absent(code: str) -> Iterator[tuple[int, str]]:
     for match in re.finditer(rf"\b(?:{'|'.join(ABSENT)})\b", code):
         yield match.start(), f"Metal has no `{match.group()}`"
+    for match in re.finditer(rf"\b(?:{'|'.join(TAKEN)})\b", code):
+        yield match.start(), f"`{match.group()}` is a word of Metal's own"
     for match in re.finditer(r"\[\s*[&=]?\s*\]\s*[({]", code):
         yield match.start(), "Metal has no lambda before 3.2 (macOS 15)"
     for match in re.finditer(r"\b(?:struct|class)\s+\w+\s*(?:<[^{};]*>)?\s*:(?!:)", code):

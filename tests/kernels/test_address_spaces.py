@@ -163,6 +163,7 @@ def test_what_a_header_must_not_say(wrong, right, source):
         ("threadgroup float s[8]; float4 v = *(threadgroup float4*)(s + 4);",
          "alignas(16) threadgroup float s[8]; float4 v = *(threadgroup float4*)(s + 4);", "alignas"),
         ("auto add = [&](float a) { return a; };", "float add = 1.0f;", "lambda"),
+        ("bool visible = k > 0;", "bool seen = k > 0;", "Metal's own"),
         ("goto end; end: y[0] = 0;", "y[0] = 0;", "goto"),
         ("float* p = nullptr;", "thread float* p = nullptr;", "no address space"),
     ],

@@ -207,8 +207,8 @@ struct AttendByTensor {
       float highest = top;
       for (uint j = 0; j < 2; j++) {
         for (uint i = 0; i < 2; i++) {
-          bool visible = start + int(8 * j + 2 * c + i) < columns.end;
-          score[j][i] = visible ? score[j][i] * factor : -INFINITY;
+          bool seen = start + int(8 * j + 2 * c + i) < columns.end;
+          score[j][i] = seen ? score[j][i] * factor : -INFINITY;
           highest = max(highest, score[j][i]);
         }
       }
