@@ -238,9 +238,10 @@ def test_rows_that_join_and_leave_midway(small, roomy):
     assert shapes == {1, 2, 3}
 
 
-def test_one_after_the_other_by_one_recording(small, roomy):
-    """The states, seeds and keys of the next row, not those of the one that was recorded."""
-    script = {0: submit(("a", 1)), 11: submit(("b", 2, {**DRAWN, "length": 9}))}
+@pytest.mark.parametrize("name", ["b", pytest.param("a", marks=pytest.mark.nightly)])
+def test_one_after_the_other_by_one_recording(small, roomy, name):
+    """The states, options, seeds and keys of the next row, not those of the one that was recorded; of its name, too."""
+    script = {0: submit(("a", 1)), 11: submit((name, 2, {**DRAWN, "length": 9}))}
     _, replayed = both(small, script, at_least=9)
     assert replayed.replays.recorded == 1
 
@@ -765,6 +766,32 @@ def test_a_recording_goes_for_who_starts(small, roomy, recorded_bytes):
     assert alone == (1, recorded_bytes)
     assert set(beside) == {(2, 0)}
     assert replayed.replays.recorded == 1
+
+
+def test_rows_take_a_recordings_arrays_when_it_goes(small, roomy):
+    """Nothing is copied where memory is short; and they decode on."""
+    caches = small.model.make_caches()
+    small.model(mx.array([prompt(1, 8)]), caches, Rows.single(0), logits=None)
+    stream = DirectRow(small.model, caches, 8).tokens(3)
+    wanted = [next(stream) for _ in range(8)]
+    caches, machine = small.model.make_caches(), Failing("copies", 1000)
+    small.model(mx.array([prompt(1, 8)]), caches, Rows.single(0), logits=None)
+    replays, sampler = replaying.Replays(small.model, machine, patience=0), RowSampler(SamplingParams(**GREEDY), 0)
+    replay = None
+    while replay is None:
+        replay = replays.open((0,), caches, [sampler], [8], [0], mx.array([3], dtype=mx.uint32), 100)
+    for _ in range(4):
+        replay.launch()
+    copied, gone = machine.calls["copies"], weakref.ref(replays._recording)
+    replays.spare()
+    assert replays.nbytes == 0
+    assert replay.close().token.tolist() == wanted[3:4]
+    assert machine.calls["copies"] == copied
+    del replay
+    gc.collect()
+    assert gone() is None
+    stream = DirectRow(small.model, caches, 12).tokens(wanted[3])
+    assert [next(stream) for _ in range(4)] == wanted[4:]
 
 
 class Following(FakeMeter):

@@ -17,7 +17,7 @@ import pytest
 
 from labkit.kernels import Kernel, cuda_build
 from labkit.kernels.launch import CudaOverride
-from labkit.kernels.recording import Moved, NotRecordable, Recording, count_on, cuda_graph, cuda_units, record
+from labkit.kernels.recording import Moved, NoRoom, NotRecordable, Recording, count_on, cuda_graph, cuda_units, record
 from labkit.kernels.recording.on_host import OnHost
 from labkit.kernels.targets import use_target
 
@@ -225,14 +225,33 @@ def test_making_one_needs_one_set_besides_its_own():
     size, arrays = 8 << 20, [mx.zeros((1 << 20,), mx.int64).view(mx.int32)]
     by = mx.ones((1 << 21,), mx.int32)
     mx.eval(arrays, by)
+    before, held = mx.get_active_memory(), []
+
+    class Weighing(OnHost):
+        def prepare(self, program):
+            held.append(mx.get_active_memory() - before)
+            return super().prepare(program)
+
+    mx.reset_peak_memory()
+    made = record(lambda c, g: [count_on(count_on(c[0], g[0]), g[0])], arrays, [by], Weighing("reference"))
+    # On the host what a launch reads and writes lies outside of the recording's memory too, for this one and the last.
+    assert mx.get_peak_memory() - before < (4 + 3.2) * size
+    assert held[0] < 3.1 * size, "what is written, and the right answer"
+    gc.collect()
+    assert made.nbytes == 2 * size
+    assert mx.get_active_memory() - before < 2.1 * size
+
+
+def test_without_room_nothing_is_computed():
+    size, arrays, by = 4 << 20, [mx.zeros((1 << 20,), mx.int32)], [mx.ones((1 << 20,), mx.int32)]
+    mx.eval(arrays, by)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    made = record(lambda c, g: [count_on(c[0], g[0])], arrays, [by], MACHINE)
-    # Two sets; and on the host, what a launch reads and what it writes lie outside of the recording's memory.
-    assert mx.get_peak_memory() - before < (2 + 3.2) * size
-    gc.collect()
-    assert made.nbytes == size
-    assert mx.get_active_memory() - before < 1.1 * size
+    twice = lambda c, g: [count_on(count_on(c[0], g[0]), g[0])]
+    with pytest.raises(NoRoom, match=f"{4 * size} bytes are needed, and {4 * size - 1} may be taken"):
+        record(twice, arrays, by, MACHINE, room=4 * size - 1)
+    assert mx.get_peak_memory() - before < 0.1 * size
+    assert record(twice, arrays, by, MACHINE, room=4 * size).nbytes == 2 * size
 
 
 # -- what cannot be recorded -------------------------------------------------------------------------------------------
