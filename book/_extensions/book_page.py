@@ -24,11 +24,20 @@ def setup(app: Any) -> dict[str, Any]:
 def _as_written(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Docstrings here mark code with backticks, examples by indentation (with or without `::`), and nothing else.
 
-    So what reStructuredText would read as more is escaped, and an indented paragraph becomes a code block.
+    So what reStructuredText would read as more is escaped, an indented paragraph becomes a code block, and a package's
+    list of files, a line or a row of a table each, a list.
     """
     result: list[str] = []
     example = False
     for index, line in enumerate(lines):
+        if _TABLE_HEAD.match(line):
+            continue
+        if entry := _FILE.match(line) or _ROW.match(line):
+            name = entry["name"] if "`" in entry["name"] else f"`{entry['name']}`"
+            if result and result[-1] and not result[-1].startswith("* "):
+                result.append("")
+            result.append(f"* {_escaped(name)}: {_escaped(entry['text'])}")
+            continue
         indented = line.startswith("    ")
         if line.strip() and not indented:
             example = False
@@ -40,6 +49,11 @@ def _as_written(app: Any, what: str, name: str, thing: Any, options: Any, lines:
             example = True
         result.append(line if example else _escaped(line))
     lines[:] = result
+
+
+_FILE = re.compile(r"(?P<name>[\w./]+(?:\.py|/)) +(?P<text>\S.*)")
+_ROW = re.compile(r"\| (?P<name>.+?) \| (?P<text>.+) \|$")
+_TABLE_HEAD = re.compile(r"\| (?:[a-z ]+ \| )+[a-z ]+ \|$|\| -+ \|")
 
 
 def _opens_example(lines: list[str], index: int) -> bool:

@@ -2,6 +2,15 @@
 
 Serial classes hold one row and are bit-identical to mlx-lm's; batched classes hold rows of several lengths. `merge` on
 a serial class makes a batched one, `extract` on a batched class a serial one.
+
+contiguous.py  the KV cache of full attention; contiguous_batch.py: for several rows, right-justified
+rotating.py    a sliding window in a ring; rotating_batch.py: for several rows; ring.py: what both share
+recurrent.py   states of one size (convolution tails, DeltaNet); recurrent_slots.py: as slots of a pool
+paged.py       keys and values in blocks; paged_batch.py: for several rows; paged_window.py: of a sliding window
+foreign.py     mlx-lm's own classes without one here
+paged_kv.py    all pools of a model; block_pool.py: whose blocks are whose; block_table.py: a row's; pages.py: arrays
+tail.py        the newest columns beside a buffer; host.py: buffers that the CPU writes in place
+layout.py      shapes and bytes known beforehand; snapshots.py: caches as bytes; together.py: all layers or none
 """
 
 from labkit.caches.base import OPERATIONS, Cache, Unsupported, lacking

@@ -1,4 +1,23 @@
-"""Requests -> tokens: the engine, its requests and options, its events."""
+"""Requests -> tokens: the engine, its requests and options, its events.
+
+A request enters by `Engine.submit`, waits in the register until admission lets it start, is computed by the prefill in
+chunks, decodes as a row of a batch, and leaves; the scheduler says what each step does, the executor does it.
+
+engine.py      requests in, events out; asking.py: streams and whole answers; worker.py: the thread behind `astream`
+request.py     what is asked; params.py: sampling options; events.py: what is reported; completion.py: a whole answer
+session.py     all that is kept of one request apart from arrays; register.py: who is here; text.py: stop strings
+admission.py   who may start, by bytes; capacity.py: what fits at all; paging.py: the same in blocks of a pool
+scheduler.py   what the next step is: a policy over plain data
+executor.py    carries a plan out, and owns every array
+prefill.py     prompts, chunk by chunk; followers.py: prompts with a common beginning
+lanes.py       who decodes with whom; batch.py: rows over one set of caches
+sampling.py    from logits to tokens; kernel_draws.py: the same by kernels; nucleus.py: the largest few logits on a CPU
+step.py        one token ahead of the host; replay.py, replayed.py: recorded steps
+delivery.py    events to callbacks and readers; journal.py: the log of steps
+prefix/        beginnings of prompts, kept in memory and on disk; hooks.py: what the engine asks of such a store
+memory/        how tight memory is; parking/: park, pause and resume; wired.py: weights that stay resident on Metal
+assembly.py    an engine's parts, made from its options; commands.py: `labkit generate`
+"""
 
 from labkit.engine.admission import Admission
 from labkit.engine.batch import DecodingBatch

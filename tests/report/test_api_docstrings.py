@@ -79,6 +79,17 @@ def test_docstrings_are_markup_that_sphinx_reads():
     assert found == {}
 
 
+def test_packages_docstrings_are_markup_and_their_files_a_list():
+    named = {name for page in book.api_pages().values() for name in re.findall(r"automodule:: (\S+)", page)}
+    texts = {name: inspect.getdoc(importlib.import_module(name)) or "" for name in named}
+    assert {name: told for name, text in texts.items() if (told := complaints(text))} == {}
+    files = ["| file | what |", "| --- | --- |", "| `a.py`, `b.py` | one |", "c.py   two | three", "d/  four"]
+    lines = ["Files.", "", *files, "", "End."]
+    as_written(None, "", "", None, None, lines)
+    entries = ["* `a.py`, `b.py`: one", r"* `c.py`: two \| three", "* `d/`: four"]
+    assert lines == ["Files.", "", *entries, "", "End."]
+
+
 @pytest.mark.parametrize(
     "text",
     [
