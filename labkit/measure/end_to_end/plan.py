@@ -77,11 +77,6 @@ class Plan:
         """All ten prompt lengths and all ten contexts."""
         return cls.of(LENGTHS, LENGTHS, **options)
 
-    @classmethod
-    def quick(cls, **options) -> Plan:
-        """Six points that two CPU cores measure in about two minutes on the embedded model."""
-        return cls.of(QUICK_PREFILL, QUICK_DECODE, **QUICK | options)
-
     def measures(self) -> dict[str, float | int]:
         """What must be equal for two runs' points to stand in one table."""
         return {"rounds": self.rounds, "steps": self.steps, "warm_up": self.warm_up, "seed": self.seed}
