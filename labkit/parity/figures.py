@@ -81,6 +81,30 @@ def bars(values: Mapping[str, float], bound: float, baseline: float, title: str)
     return figure
 
 
+def roundings(costs: Sequence[Mapping[str, Any]], predicted: Mapping[str, float], title: str) -> Any:
+    """A bar a case of `labkit.parity.roundings.cost`: its mean KL, parted by whether the same experts were chosen.
+
+    Args:
+        costs: the cases. predicted: mean KL in nats, of some of them, marked.
+    """
+    import matplotlib.pyplot as plt
+
+    costs = sorted(costs, key=lambda cost: cost["mean_kl"])
+    names = [cost["case"] for cost in costs]
+    moved = [cost["moved_positions"] / cost["positions"] * (cost["mean_kl_moved"] or 0.0) for cost in costs]
+    same = [cost["mean_kl"] - part for cost, part in zip(costs, moved, strict=True)]
+    figure, axes = plt.subplots(figsize=(7.2, 0.24 * len(costs) + 1.2))
+    axes.barh(names, same, color="C0", height=0.7, label="where the same experts were chosen")
+    axes.barh(names, moved, left=same, color="C1", height=0.7, label="where others were")
+    for name, value in predicted.items():
+        axes.plot([value], [name], "|", color="black", markersize=14, label=f"predicted for {name}")
+    axes.set_xlabel("mean KL to the exact model (nat)")
+    axes.set_title(title)
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="lower right")
+    return figure
+
+
 def ties(report: ParityReport, title: str) -> Any:
     """Every flip by how decided both sides are; shaded, how wide a tie may be: the larger the logits, the wider."""
     import matplotlib.pyplot as plt

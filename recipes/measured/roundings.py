@@ -40,10 +40,10 @@ def main() -> None:
     table.about |= {
         "reference": golden.name,
         "difference_of_the_exact_graph": against.max_logit_difference,
-        "predicted_kl_of_rounded_logits": predicted_kl_of_rounded_logits(logits),
     }
+    predicted = {"logits": {"predicted_kl": predicted_kl_of_rounded_logits(logits)}}
     for case in arguments.cases:
-        row = cost(exact, case, windows)
+        row = cost(exact, case, windows) | predicted.get(case, {})
         table.add(row)
         table.say(shown({key: value for key, value in row.items() if key not in ("rounded", "beyond")}))
 
