@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,12 +92,12 @@ def waterfall(steps: Mapping[str, float], title: str, unit: str) -> Any:
     import matplotlib.pyplot as plt
 
     names, total = [*steps, "measured"], sum(steps.values())
+    furthest = max(itertools.accumulate(steps.values()))
     figure, axes = plt.subplots(figsize=(7.2, 0.45 * len(names) + 1.1))
-    left = furthest = 0.0
+    left = 0.0
     for row, size in enumerate(steps.values()):
         colour = style.GREEN if row == 0 else style.ORANGE if size >= 0 else style.SKY
         axes.barh(row, size, left=left, color=colour, height=0.62)
-        furthest = max(furthest, left + size)
         axes.text(max(left, left + size) + 0.01 * furthest, row, _short(size), va="center", fontsize=9)
         left += size
     axes.barh(len(steps), total, color=style.BLUE, height=0.62)
