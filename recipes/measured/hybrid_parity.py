@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 import labkit
-from labkit.models.hybrid import Hybrid
+from labkit.models.hybrid import Hybrid, Variants
 from labkit.parity.forms import Form
 from labkit.parity.goldens import open_golden
 from labkit.parity.predictions import Prediction
@@ -91,13 +91,17 @@ class Run:
     def all(self) -> None:
         """Every part, in the order of its worth."""
         self.ours = labkit.load("tiny-hybrid", graph="specialised", dtype=DTYPE)
-        invariant = Hybrid(self.ours.model.weights, self.ours.config, DTYPE, invariant=True)
+        weights, config = self.ours.model.weights, self.ours.config
+        invariant = Hybrid(weights, config, DTYPE, invariant=True)
+        wide = Hybrid(weights, config, DTYPE, variants=Variants(stream="float32"))
         golden = open_golden("tiny-hybrid/torch-whole")
         steps = Form.incremental(64)
         parts = {
             "specialised, whole": lambda: self.against(golden, LabkitSide(self.ours.model, golden.form)),
             "mlx-lm, whole": lambda: self.against(golden, open_golden("tiny-hybrid/mlx-bf16")),
             "specialised, single steps": lambda: self.steps(LabkitSide(self.ours.model, steps)),
+            "stream in float32, whole": lambda: self.against(golden, LabkitSide(wide, golden.form)),
+            "stream in float32, single steps": lambda: self.steps(LabkitSide(wide, steps)),
             "specialised and invariant, whole": lambda: self.against(golden, LabkitSide(invariant, golden.form)),
         }
         for name, part in parts.items():
