@@ -215,7 +215,8 @@ class DecodingBatch:
                 [session.fed for session in sessions],
                 [session.chosen for session in sessions],
                 self.pending.token,
-                max(session.wanted for session in sessions),
+                # No more columns than the longest may come to have: where it leaves, those before the others go.
+                max(session.total for session in sessions) - 1 - max(session.fed for session in sessions),
                 room,
             )
         return self._replay is not None

@@ -79,6 +79,11 @@ class Replays:
         last = self._opened_last()
         return last is None or last.closed
 
+    @property
+    def owed(self) -> int:
+        """Bytes that the rows in it take when they come back."""
+        return 0 if self.unused else self._opened_last().nbytes
+
     def spare(self) -> None:
         """The recording goes; if rows are in it, when they come back, without taking more memory for that."""
         if not self.unused:
@@ -107,7 +112,7 @@ class Replays:
             who: the rows' names: they must have asked `QUIET` times in a row.
             caches, samplers: theirs. fed: tokens in the caches. chosen: tokens drawn.
             token: what they feed next, uint32 [B].
-            tokens: that any of them may still want.
+            tokens: that the longest of them may still be given.
             room: bytes that a recording may take, asked if one must be made; None: any number.
         """
         if not self.here:

@@ -98,11 +98,6 @@ class Session:
         return len(self.answer) + 1 >= self.request.params.max_tokens
 
     @property
-    def wanted(self) -> int:
-        """Tokens that may still be chosen."""
-        return self.request.params.max_tokens - self.chosen
-
-    @property
     def unread(self) -> bool:
         """Whether a token is chosen that the host has not seen."""
         return self.chosen > len(self.answer)

@@ -737,6 +737,22 @@ def test_bytes_of_a_recording_are_counted_once(small, roomy):
     play(small, {0: submit(("a", 1, {"max_tokens": 12})), 8: look}, replay=HOST)
 
 
+def test_rows_that_are_replayed_take_no_more_than_was_projected(small):
+    """Room in the buffers for what the longest row may come to have, not for what another one wants behind it."""
+    found = []
+
+    def look(engine: Any) -> None:
+        sessions = engine._executor.sessions()
+        buffers = engine.cache_bytes - engine.replays.nbytes
+        found.append((buffers, engine._admission.projected([session.total for session in sessions])))
+
+    first = submit(("long", 1, {"length": 240, "max_tokens": 12}), ("other", 2, {"max_tokens": 100}))
+    script = {0: first} | dict.fromkeys(range(6, 12), look) | {12: lambda engine: engine.cancel("other")}
+    replayed = play(small, script, replay=HOST)
+    assert replayed.replayed >= 4
+    assert all(0 < buffers <= projected for buffers, projected in found), found
+
+
 def test_no_recording_takes_what_those_who_started_may_come_to_need(small, roomy, recorded_bytes):
     """Its rows decode by MLX, and ask again."""
     script = {0: submit(("a", 1, {"max_tokens": 14}))}
@@ -813,7 +829,9 @@ def guarded(small: Any, ceiling: int) -> tuple[Any, Following]:
     return meter.engine, meter
 
 
-def test_at_the_hard_line_a_recording_goes_before_anybody_is_put_aside(small, roomy, recorded_bytes):
+@pytest.mark.parametrize("where", ["beyond", "before"])
+def test_at_the_hard_line_a_recording_goes_before_anybody_is_put_aside(small, roomy, recorded_bytes, where):
+    """Before the line, where what its rows would take when they come back does not fit below it."""
     engine, meter = guarded(small, 200 * recorded_bytes)
     told = Told(engine)
     for name, seed in (("a", 1), ("b", 2)):
@@ -821,7 +839,8 @@ def test_at_the_hard_line_a_recording_goes_before_anybody_is_put_aside(small, ro
     while not engine.replays.nbytes:
         hear(told, engine.step())
     assert engine.memory()["recording_bytes"] == engine.replays.nbytes
-    meter.base = 190 * recorded_bytes - engine.replays.nbytes // 2
+    short = engine.replays.nbytes // 2 if where == "beyond" else engine.replays.nbytes + engine.replays.owed // 2
+    meter.base = 190 * recorded_bytes - short
     hear(told, engine.step())
     assert engine.replays.nbytes == 0
     assert engine.memory()["level"] == "soft", "without it memory is below the hard line"

@@ -64,9 +64,10 @@ class Parking:
 
     def _recording_goes(self) -> bool:
         """Before anybody suffers: at the hard line; at the soft one if nobody decodes from it, or somebody waits."""
-        if self._guard.free_bytes() <= max(0, self._hands.ahead()):
+        replays = self._executor.lanes.replays
+        if self._guard.free_bytes() <= max(0, self._hands.ahead()) + replays.owed:
             return True
-        return self._guard.level != "normal" and (self._executor.lanes.replays.unused or self._ledger.waits)
+        return self._guard.level != "normal" and (replays.unused or self._ledger.waits)
 
     def chunk(self) -> int | None:
         """Tokens of the next chunk at most; None where memory allows a whole one."""
