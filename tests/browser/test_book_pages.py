@@ -15,6 +15,9 @@ from labkit.report.book import Book
 # The first test builds the book, or waits until another process has.
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
+# First lines of a notebook's cells whose code is wider than its box in the window of 1280 pixels.
+CUT_OFF = """[...document.querySelectorAll('.cell_input pre')]
+    .filter(code => code.scrollWidth > code.clientWidth + 1).map(code => code.innerText.split('\\n')[0])"""
 FIRST = "notebooks/01_the_machine_and_the_model.html"
 
 
@@ -28,6 +31,7 @@ def test_every_page_is_quiet_and_as_wide_as_its_window(built_book: Book, open_pa
             watched.page.set_viewport_size({"width": width, "height": 1000})
             watched.page.wait_for_function("width => innerWidth === width", arg=width)
             assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, (path.name, width)
+        assert watched.page.evaluate(CUT_OFF) == [], path.name
     watched.assert_quiet()
 
 

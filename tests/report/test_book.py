@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.report import book
+from labkit.report import book, contents
 from labkit.resources import notebooks_folder
 
 # The first test builds the book, or waits until another process has.
@@ -36,6 +36,36 @@ def test_packages_have_a_page_with_their_names(built_book: book.Book) -> None:
     pages = {page.name: page for page in built_book.pages}
     for package, name in (("measure", "ModelCosts"), ("report", "record"), ("caches", "Cache")):
         assert name in pages[f"labkit.{package}.html"].read_text(encoding="utf-8")
+
+
+def main_of(page: Path) -> str:
+    """The HTML of a page's own text, without side bars."""
+    (text,) = re.findall(r'<article class="bd-article.*?</article>', page.read_text(encoding="utf-8"), re.S)
+    return text
+
+
+def test_the_front_page_leads_to_every_notebook_with_its_question(built_book: book.Book) -> None:
+    text = main_of(built_book.index.with_name("intro.html"))
+    for path in notebooks_folder().glob("*.ipynb"):
+        assert f'href="notebooks/{path.stem}.html"' in text
+    assert "Foundations" in text
+    assert "How fast could this machine possibly run this model" in text
+    assert contents.NOTEBOOKS_HERE not in text
+
+
+def test_prose_that_names_a_notebook_leads_to_it(built_book: book.Book) -> None:
+    pages = {page.name[:2]: page for page in built_book.notebooks}
+    text = main_of(pages["11"])
+    assert re.search(r'notebooks <a [^>]*href="13_end[^>]*>.*?13.*?</a> and <a [^>]*href="14_what', text)
+    assert 'href="11_' not in text  # nothing leads to the page that is being read
+
+
+def test_every_command_and_parameter_has_its_line(built_book: book.Book) -> None:
+    commands, parameters = (main_of(built_book.index.with_name(f"{name}.html")) for name in ("commands", "parameters"))
+    for name in ("labkit report", "labkit generate", "labkit kernels check", "labkit cache clear", "--positions"):
+        assert name in commands
+    assert parameters.count("<table") == len(built_book.notebooks)
+    assert "rows that decode together" in parameters
 
 
 def test_no_page_loads_anything_from_elsewhere(built_book: book.Book) -> None:
