@@ -7,12 +7,14 @@ import errno
 import mlx.core as mx
 import pytest
 
+import labkit
 from labkit.engine import Request, SamplingParams
 from labkit.engine.parking import PausedRow
 from labkit.engine.parking.policy import MARGIN_STEPS
 from labkit.models.chat import Segment
 from tests.engine.parking.conftest import GRID, ask
 from tests.engine.parking.test_scenarios import EAGER, SAMPLED, calm, pause_at, press
+from tests.tiny_models import write_checkpoint
 
 
 class Scripted:
@@ -268,6 +270,31 @@ def test_rows_in_pages_pause_and_come_back_with_the_same_tokens(rig, hybrid):
     assert run.reasons() == {"long": "length", "short": "length"}
     for id in ("long", "short"):
         assert run.tokens(id) == plain.tokens(id)
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a CPU's graph")
+@pytest.mark.parametrize("sampling", [{"seed": 5}, SAMPLED], ids=["greedy", "seeded"])
+def test_a_row_of_compiled_loops_goes_on_in_the_memory_that_it_was_read_to(rig, tmp_path, sampling):
+    """Two come back, one after the other, and write where they lie: same tokens, and nobody else's."""
+    loaded = labkit.load(write_checkpoint(tmp_path / "model", "hybrid"), graph="native")
+    requests = [ask("a", 21, 24, **sampling), ask("b", 13, 24, start=1, **sampling)]
+    expected = {}
+    for one in requests:
+        plain = rig(loaded)
+        plain.engine.submit(one)
+        expected[one.id] = plain.all().tokens(one.id)
+    run = rig(loaded, 10_000_000, policy=EAGER)
+    for one in requests:
+        run.engine.submit(one)
+    for tokens in (3, 9, 16):
+        run.until(lambda run, tokens=tokens: all(len(run.tokens(id)) >= tokens for id in "ab"))
+        before = len(run.kinds("paused"))
+        press(run)
+        run.until(lambda run, before=before: len(run.kinds("paused")) == before + 2, limit=6)
+        calm(run)
+    run.all()
+    assert run.kinds("paused") == ["paused"] * 6
+    assert {id: run.tokens(id) for id in "ab"} == expected
 
 
 def test_room_counts_what_rows_come_to_and_the_costlier_step(rig, hybrid):
