@@ -97,7 +97,7 @@ def main() -> None:
     if resumed:
         checkpoint.resume(run, arguments.state)
     run.record["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    run.record["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
+    run.record["versions"] = {"torch": str(torch.__version__), "transformers": transformers.__version__}
     print(f"data after {time.monotonic() - began:.1f} s: {run.data[0].sizes}", flush=True)
     for end in (signal.SIGTERM, signal.SIGINT):
         signal.signal(end, run.stop)
