@@ -172,7 +172,8 @@ def _executed(reports: Path) -> list[Path]:
     """The executed notebooks of a report in which everything passed."""
     table = reports / "summary.json"
     if not table.is_file():
-        raise BookError(f"{reports} holds no report (summary.json is missing): run `labkit report --output {reports}`")
+        how = f"`make report`, or `labkit report --output {reports}`"
+        raise BookError(f"{reports} holds no report (summary.json is missing): run {how}")
     result = json.loads(table.read_text(encoding="utf-8"))
     failed = [one["failure"] for one in result["notebooks"] if not one["passed"]]
     if failed:
