@@ -40,6 +40,7 @@ def finish(notebook: Path, parameters: Mapping[str, Any], *, failed: bool) -> tu
 
     Raises:
         BadOutput: a cell tagged `raises-exception` raised nothing, or two records share a name.
+        nbformat.reader.NotJSONError: papermill could not write it whole.
     """
     book = read(notebook)
     durations = [cell.metadata.get("papermill", {}).get("duration") for cell in book.cells if cell.cell_type == "code"]

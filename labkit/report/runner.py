@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from nbformat.reader import NotJSONError
 
 from labkit.report import executed, parameters
 from labkit.report.ahead import Compilation, loads_model
@@ -255,9 +256,13 @@ def _conclude(one: _Run, given: Mapping[str, Any]) -> Outcome:
     if one.output.is_file():
         try:
             records = executed.finish(one.output, one.values, failed=failure is not None)
+            work_seconds = executed.work_seconds(one.output)
         except executed.BadOutput as error:
             failure = failure or Failure("records", str(error), error.cell, error.line)
-        work_seconds = executed.work_seconds(one.output)
+            work_seconds = executed.work_seconds(one.output)
+        except NotJSONError:
+            # The disk did not take the whole of it; where the worker lived to say so, that is the failure.
+            failure = failure or Failure("other", f"{one.output} was not written whole")
     one.scratch.cleanup()
     cells = one.last["number"] if one.last else 0
     return Outcome(one.source, one.output, seconds, cells, one.retried, failure, records, work_seconds)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -86,6 +87,20 @@ def test_a_raising_cell_fails_and_is_named(outcomes: dict[str, Outcome]) -> None
     assert failure.describe("raises.ipynb") == "raises.ipynb, In [4] (# a comment): ZeroDivisionError: division by zero"
     assert "----> 2 x / 0" in failure.detail
     assert "\x1b" not in failure.detail
+
+
+def test_a_copy_that_the_disk_does_not_take_is_that_notebooks_failure_alone(tmp_path: Path, write_notebook) -> None:
+    """A limit on files' sizes stands for a full disk: the copy on it ends in the middle of a line."""
+    long = write_notebook(tmp_path / "long.ipynb", "print('x' * 200_000)")
+    short = write_notebook(tmp_path / "short.ipynb", "print('x')")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, limits[1]))
+    try:
+        failed, passed = runner.run([long, short], tmp_path / "out", {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in failed.failure.describe("long.ipynb")
+    assert passed.passed
 
 
 def test_a_killed_kernel_is_an_error_that_names_its_cell(outcomes: dict[str, Outcome]) -> None:
