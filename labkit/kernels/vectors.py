@@ -64,6 +64,24 @@ class Emitter:
         hints = [ir.Constant(word, hint) for hint in (read, keep, data)]
         self.builder.call(function, [self.builder.inttoptr(address, place), *hints])
 
+    def first_lanes(self, count: ir.Value) -> ir.Value:
+        """A mask of the first so many lanes."""
+        lanes = ir.Constant(WORDS, list(range(LANES)))
+        undefined = ir.Constant(WORDS, ir.Undefined)
+        first = self.builder.insert_element(undefined, self.builder.trunc(count, WORD), ir.Constant(WORD, 0))
+        return self.builder.icmp_unsigned("<", lanes, self.builder.shuffle_vector(first, undefined, self.words(0)))
+
+    def load_lanes(self, address: ir.Value, mask: ir.Value) -> ir.Value:
+        """Eight integers, of which only the lanes of a mask are read; the others are 0."""
+        place = WORDS.as_pointer()
+        kind = ir.FunctionType(WORDS, [place, WORD, ir.VectorType(ir.IntType(1), LANES), WORDS])
+        function = cgutils.get_or_insert_function(
+            self.builder.module, kind, f"llvm.masked.load.v{LANES}i32.p0v{LANES}i32"
+        )
+        return self.builder.call(
+            function, [self.builder.inttoptr(address, place), ir.Constant(WORD, 4), mask, self.words(0)]
+        )
+
     def spread(self, number: ir.Value) -> ir.Value:
         """One float in all lanes."""
         undefined = ir.Constant(FLOATS, ir.Undefined)

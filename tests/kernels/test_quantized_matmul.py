@@ -96,16 +96,26 @@ def test_a_splitting_over_simdgroups_stays_within_rounding(weights):
         assert mx.all(mx.abs(got - want) <= 2**-8 * mx.abs(want) + 1e-4).item(), options
 
 
-@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (8, 64)])
+@pytest.mark.parametrize(("bits", "group", "k"), [(4, 32, 96), (4, 64, 192), (4, 128, 512), (8, 32, 96), (8, 128, 384)])
 @pytest.mark.parametrize("variant", ["few_rows", "many_rows"])
-def test_the_cpus_own_functions(variant, bits, group, monkeypatch):
+def test_the_cpus_own_functions(variant, bits, group, k, monkeypatch):
     monkeypatch.setattr(native, "OUTPUTS", 7)  # of a thread's task: the last is smaller
     monkeypatch.setattr(native, "PARALLEL_FROM", 0)
     mx.random.seed(bits + group)
-    packed = random_packed(30, 512, mx.float32, bits, group)
-    x = mx.random.normal((3, 512))
+    packed = random_packed(30, k, mx.float32, bits, group)
+    x = mx.random.normal((3, k))
     got = quantized_matmul(x, packed, variant=variant, target="native")
     np.testing.assert_allclose(np.array(got), np.array(exact(x, packed)), rtol=1e-5, atol=1e-4)
+    for rows_ in (1, 2):  # no row depends on those beside it
+        part = quantized_matmul(x[:rows_], packed, variant=variant, target="native")
+        assert mx.array_equal(part, got[:rows_])
+
+
+def test_a_cpu_reads_weights_where_they_are():
+    packed = random_packed(32, 256, mx.float32)
+    for seen, array in zip(packed.host_arrays, packed.arrays, strict=True):
+        assert np.shares_memory(seen, np.array(array, copy=False))
+    assert packed.host_addresses == tuple(array.ctypes.data for array in packed.host_arrays)
 
 
 def test_scales_of_another_dtype_than_x(weights):

@@ -33,11 +33,11 @@ def few_rows_of(x: mx.array, packed: Packed, dtype: mx.Dtype) -> mx.array:
     """`few_rows` of x [M, K] without a launch, whose making takes a third of one row's product; in `dtype`."""
     from labkit.kernels.quantized_matmul.packed_loops import rows_by_packed
 
-    rows, arrays = _host(x), _bytes(packed)
+    rows = _host(x)
     y = np.empty((rows.shape[0], packed.n), np.float32)
-    addresses = [array.ctypes.data for array in (*arrays, rows)]
     sizes = rows.shape[0], packed.bits, packed.k, packed.group_size
-    _share(partial(rows_by_packed.call, *addresses, *sizes, y.ctypes.data, packed.n), rows.shape[0], packed)
+    places = *packed.host_addresses, rows.ctypes.data, *sizes, y.ctypes.data, packed.n
+    _share(partial(rows_by_packed.call, *places), rows.shape[0], packed)
     result = mx.array(y)
     return result if dtype == mx.float32 else result.astype(dtype)
 
@@ -49,7 +49,7 @@ def many_rows(launch: Launch) -> list[mx.array]:
     x, packed = _host(launch.inputs[0]), packed_of(launch, 1)
     y = np.empty((x.shape[0], packed.n), np.float32)
     use_panels(packed.bits)
-    _share(partial(rows_by_panels, *_bytes(packed), x, packed.bits, packed.group_size, y), x.shape[0], packed)
+    _share(partial(rows_by_panels, *packed.host_arrays, x, packed.bits, packed.group_size, y), x.shape[0], packed)
     return [mx.array(y).astype(launch.output_dtypes[0])]
 
 
@@ -63,8 +63,3 @@ def _share(stage, rows: int, packed: Packed) -> None:
 def _host(array: mx.array) -> np.ndarray:
     floats = array if array.dtype == mx.float32 else array.astype(mx.float32)
     return np.ascontiguousarray(np.array(floats, copy=False))
-
-
-def _bytes(packed: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    w = np.ascontiguousarray(np.array(packed.w, copy=False))
-    return w.view(np.uint8), _host(packed.scales), _host(packed.biases)  # little-endian: the first weight comes first

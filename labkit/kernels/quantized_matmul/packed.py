@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import mlx.core as mx
+import numpy as np
 
 GROUP_SIZES = (32, 64, 128)
 BITS = (4, 8)
@@ -89,6 +90,21 @@ class Packed:
     def fits_kernels(self) -> bool:
         """Whether all arrays are large enough for kernels to take."""
         return min(array.size for array in self.arrays) >= CONSTANT_BELOW
+
+    @cached_property
+    def host_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """w as bytes, the first weight in the lowest bits of the first; scales and biases in float32.
+
+        Where a CPU computes these are the arrays' own memory, but for 16-bit scales and biases, which are copied.
+        """
+        w = np.ascontiguousarray(np.array(self.w, copy=False)).view(np.uint8)  # little-endian
+        factors = (np.array(array.astype(mx.float32), copy=False) for array in (self.scales, self.biases))
+        return w, *(np.ascontiguousarray(array) for array in factors)
+
+    @cached_property
+    def host_addresses(self) -> tuple[int, int, int]:
+        """Where `host_arrays` begin: asked for at each product, and numpy takes microseconds to say it."""
+        return tuple(array.ctypes.data for array in self.host_arrays)
 
     def dequantize(self, dtype: mx.Dtype = mx.float32) -> mx.array:
         """The weights, computed in fp32 and rounded once."""

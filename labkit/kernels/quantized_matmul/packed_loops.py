@@ -6,7 +6,6 @@ import numpy as np
 from numba import carray
 
 from labkit.kernels.compiled import entry, inner, loop
-from labkit.kernels.fused.loops import copy
 from labkit.kernels.quantized_matmul.loops import product, ready
 from labkit.kernels.quantized_matmul.panels import (
     FIELDS,
@@ -22,8 +21,8 @@ from labkit.kernels.quantized_matmul.panels import (
     WIDTH,
     Form,
 )
-from labkit.kernels.quantized_matmul.tiles import packed_tile
-from labkit.kernels.vectors import pointer
+from labkit.kernels.quantized_matmul.tiles import WORD, packed_tile
+from labkit.kernels.vectors import LANES, pointer
 from labkit.kernels.views import floats
 
 FOUR, EIGHT = FORMS.index(Form(4, 4)), FORMS.index(Form(8, 4))
@@ -34,36 +33,58 @@ TOGETHER = 128
 
 
 @entry
-def packed_rows(w, w_row, scales, biases, factors, x, sums, rows, bits, k, group, count, y, y_row):
+def packed_rows(w, w_row, words, turns, scales, biases, groups, shift, x, x_row, sums, rows, bits, count, y, y_row):
     """`count` outputs of some rows; arguments as for `packed_tile`."""
-    groups = k // group
     for begin in range(0, count, TOGETHER):
         last = begin + TOGETHER if begin + TOGETHER < count else count
         m = 0
         while m < rows:
-            # Four chains of additions side by side, for two halves of a byte, hide the latency of each.
+            # One row takes one of W's at a time, from the first to the last, as memory likes it.
             tall = 2 if rows - m >= 2 else 1
+            at, s = x + m * x_row, sums + 4 * m * turns
             n = begin
             while n < last:
-                wide = 4 // tall if n + 4 // tall <= last else 1
-                skip = 4 * n * factors
-                ws, ss, bs = w + n * w_row, scales + skip, biases + skip
-                for i in range(m, m + tall, tall if wide * tall == 4 else 1):
-                    at, s, to = x + 4 * i * k, sums + 4 * i * groups, y + 4 * (i * y_row + n)
-                    if wide * tall < 4 and bits == 4:
-                        packed_tile(1, 1, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-                    elif wide * tall < 4:
-                        packed_tile(1, 1, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-                    elif tall == 2 and bits == 4:
-                        packed_tile(2, 2, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-                    elif tall == 2:
-                        packed_tile(2, 2, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-                    elif bits == 4:
-                        packed_tile(1, 4, 4, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
-                    else:
-                        packed_tile(1, 4, 8, ws, w_row, ss, bs, factors, at, s, k, group, to, y_row)
+                wide = 2 if tall == 2 and n + 2 <= last else 1
+                ws, factors, to = w + n * w_row, 4 * n * groups, y + 4 * (m * y_row + n)
+                ss, bs = scales + factors, biases + factors
+                if tall == 1 and bits == 4:
+                    packed_tile(1, 1, 4, ws, w_row, words, turns, ss, bs, groups, shift, at, x_row, s, to, y_row)
+                elif tall == 1:
+                    packed_tile(1, 1, 8, ws, w_row, words, turns, ss, bs, groups, shift, at, x_row, s, to, y_row)
+                elif wide == 1 and bits == 4:
+                    packed_tile(2, 1, 4, ws, w_row, words, turns, ss, bs, groups, shift, at, x_row, s, to, y_row)
+                elif wide == 1:
+                    packed_tile(2, 1, 8, ws, w_row, words, turns, ss, bs, groups, shift, at, x_row, s, to, y_row)
+                elif bits == 4:
+                    packed_tile(2, 2, 4, ws, w_row, words, turns, ss, bs, groups, shift, at, x_row, s, to, y_row)
+                else:
+                    packed_tile(2, 2, 8, ws, w_row, words, turns, ss, bs, groups, shift, at, x_row, s, to, y_row)
                 n += wide
             m += tall
+
+
+@entry
+def lane_by_lane(values, words, turns, bits, inputs, sums):
+    """One row's values as `packed_tile` takes them: the last code of a word meets them as they are, each other one as
+    many times smaller as it is larger where it stands.
+
+    Args (addresses of float32, but for sizes):
+        values: the row. words, turns: words that are read at once, and how often. bits: of a weight.
+        inputs: [turns, parts of a word, 8], zeros in lanes beyond `words`. sums: [turns], of the values.
+    """
+    parts = WORD // bits
+    x, to, totals = floats(values, turns * words * parts), floats(inputs, turns * parts * LANES), floats(sums, turns)
+    for turn in range(turns):
+        total, scale = np.float32(0), np.float32(1)
+        for part in range(parts):
+            if part == parts - 1:
+                scale = np.float32(1)
+            for lane in range(LANES):
+                value = x[(turn * words + lane) * parts + part] if lane < words else np.float32(0)
+                to[(turn * parts + part) * LANES + lane] = value * scale
+                total += value
+            scale /= np.float32(1 << bits)
+        totals[turn] = total
 
 
 @entry
@@ -73,23 +94,18 @@ def rows_by_packed(w, scales, biases, x, rows, bits, k, group, y, n, begin, end)
     Args (addresses, but for sizes):
         w: bytes [n, k bits / 8]. scales, biases: float32 [n, groups]. x: float32 [rows, k].
     """
-    groups, w_row = k // group, k * bits // 8
-    inputs, sums = np.empty(rows * k, np.float32), np.empty(rows * groups, np.float32)
+    groups, w_row, words = k // group, k * bits // 8, min(LANES, group * bits // WORD)
+    turns, shift = w_row // (4 * words), 0
+    while groups << shift < turns:
+        shift += 1
+    x_row = 4 * turns * LANES * (WORD // bits)
+    inputs, sums = np.empty(rows * x_row // 4, np.float32), np.empty(rows * turns, np.float32)
     for m in range(rows):
-        values = floats(x + 4 * m * k, k)
-        for g in range(groups):
-            total = np.float32(0)
-            for i in range(g * group, (g + 1) * group):
-                total += values[i]
-            sums[m * groups + g] = total
-        if bits == 4:  # a byte holds one weight of an even and one of an odd place
-            for i in range(k // 2):
-                inputs[m * k + i], inputs[m * k + k // 2 + i] = values[2 * i], values[2 * i + 1]
-        else:
-            copy(values, inputs[m * k : (m + 1) * k])
+        to, totals = inputs.ctypes.data + m * x_row, sums.ctypes.data + 4 * m * turns
+        lane_by_lane(x + 4 * m * k, words, turns, bits, to, totals)
     packed_rows(
-        w + begin * w_row, w_row, scales + 4 * begin * groups, biases + 4 * begin * groups, groups, inputs, sums, rows,
-        bits, k, group, end - begin, y + 4 * begin, n,
+        w + begin * w_row, w_row, words, turns, scales + 4 * begin * groups, biases + 4 * begin * groups, groups, shift,
+        inputs, x_row, sums, rows, bits, end - begin, y + 4 * begin, n,
     )  # fmt: skip
 
 

@@ -15,6 +15,12 @@ from labkit.kernels.vectors import FLOAT, FLOATS, LANES, Emitter
 
 _HALVES = WIDTH // LANES
 
+WORD = 32
+"""Bits of a word of MLX's packed weights."""
+
+AHEAD_BYTES = 4096
+"""How far before its reading a packed weight is asked for: MLX's rows follow each other, and are short."""
+
 AHEAD = 4
 """Rows up to which a tile asks for the weights of the next one: more use each weight too often to wait for it."""
 
@@ -110,19 +116,26 @@ class _Tile(Emitter):
 
 
 @intrinsic(prefer_literal=True)
-def packed_tile(context, rows, outputs, bits, weights, row, scales, biases, factors, x, sums, k, group, y, y_row):
-    """y[rows, outputs] = x W^T for rows of packed weights as MLX lays them out: lanes are places along k.
+def packed_tile(
+    context, rows, outputs, bits, weights, row, words, turns, scales, biases, groups, shift, x, x_row, sums, y, y_row
+):
+    """y[rows, outputs] = x W^T for rows of packed weights as MLX lays them out: lanes are words along k.
+
+    A lane holds a word, and its codes are taken where they stand in it, as integers that are so many times too large:
+    x is as many times smaller, by powers of two, so that no product is rounded otherwise. The last code of a word is
+    shifted down, lest it be negative.
 
     Args:
         rows, outputs, bits: literal.
         weights, row: address of the first row of W, and bytes from row to row.
-        scales, biases, factors: addresses of float32 [outputs, groups], and floats from row to row.
-        x: address of [rows, k]; for 4 bits each row's even places, then its odd ones.
-        sums: of [rows, groups], the sums of x over each group.
+        words, turns: how many are read at once, up to eight and all of one group; and how often for a row.
+        scales, biases, groups, shift: addresses of float32 [outputs, groups]; turn t is of group t >> shift.
+        x, x_row: address of [rows, turns, parts of a word, 8], zeros in lanes beyond `words`; bytes from row to row.
+        sums: of [rows, turns], the sums of x over each turn, not scaled.
         y, y_row: address, and floats from row to row.
     """
     m, n, width = rows.literal_value, outputs.literal_value, bits.literal_value
-    signature = types.void(rows, outputs, bits, *[types.intp] * 11)
+    signature = types.void(rows, outputs, bits, *[types.intp] * 13)
 
     def generate(context, builder, signature, args):
         _packed(Emitter(builder), m, n, width, *args[3:])
@@ -131,40 +144,37 @@ def packed_tile(context, rows, outputs, bits, weights, row, scales, biases, fact
     return signature, generate
 
 
-def _packed(e: Emitter, m, n, bits, weights, row, scales, biases, factors, x, sums, k, group, y, y_row) -> None:
-    b, parts = e.builder, 8 // bits  # places of k in a byte
+def _packed(
+    e: Emitter, m, n, bits, weights, row, words, turns, scales, biases, groups, shift, x, x_row, sums, y, y_row
+) -> None:
+    b, parts = e.builder, WORD // bits
     places = [(i, j) for i in range(m) for j in range(n)]
     total = {place: e.register(e.zero()) for place in places}
     bias = {place: e.register(ir.Constant(FLOAT, 0.0)) for place in places}
-    groups, half = b.udiv(k, group), b.udiv(k, e.long(parts))
-    starts = [e.at(weights, (j, row)) for j in range(n)]
-    with e.loop(groups) as g:
-        sub = {(*place, part): e.register(e.zero()) for place in places for part in range(parts)}
-        first = b.udiv(b.mul(g, group), e.long(parts))
-        with e.loop(b.udiv(group, e.long(LANES * parts))) as step:
-            at = b.add(first, b.mul(step, e.long(LANES)))
-            xs = {
-                (i, part): e.load(e.at(x, (b.mul(k, e.long(i)), 4), (b.mul(half, e.long(part)), 4), (at, 4)), FLOATS)
-                for i in range(m)
-                for part in range(parts)
-            }
-            for j, start in enumerate(starts):
-                e.prefetch(e.at(start, (at, 1), (row, n)))  # of the next tile, as in `_Tile`
-                codes = e.bytes_as_words(e.at(start, (at, 1)))
-                split = [codes] if parts == 1 else [b.and_(codes, e.words(15)), b.lshr(codes, e.words(4))]
-                for part, words in enumerate(split):
-                    values = e.floats_of(words)
-                    for i in range(m):
-                        register = sub[i, j, part]
-                        register.set(e.fma(values, xs[i, part], register.get()))
+    read = e.first_lanes(words)
+    with e.loop(turns) as turn:
+        starts = [e.at(weights, (j, row), (turn, b.mul(words, e.long(4)))) for j in range(n)]
+        for start in starts:
+            e.prefetch(e.at(start, (AHEAD_BYTES, 1)))
+        codes = [e.load_lanes(start, read) for start in starts]
+        inputs = [e.at(x, (i, x_row), (turn, 4 * LANES * parts)) for i in range(m)]
+        # Two chains of additions for an output: one would wait for itself.
+        dots = {(*place, chain): e.zero() for place in places for chain in range(2)}
+        for part in range(parts):
+            mask = e.words(((1 << bits) - 1) << bits * part)
+            last = part == parts - 1
+            values = [e.floats_of(b.lshr(c, e.words(bits * part)) if last else b.and_(c, mask)) for c in codes]
+            for i in range(m):
+                xs = e.load(e.at(inputs[i], (part, 4 * LANES)), FLOATS)
+                for j, value in enumerate(values):
+                    dots[i, j, part % 2] = e.fma(value, xs, dots[i, j, part % 2])
         for i, j in places:
-            factor = e.at(e.long(0), (b.add(b.mul(factors, e.long(j)), g), 4))
-            dot = sub[i, j, 0].get() if parts == 1 else b.fadd(sub[i, j, 0].get(), sub[i, j, 1].get())
+            factor = e.at(e.long(0), (b.add(b.mul(groups, e.long(j)), b.lshr(turn, shift)), 4))
             scale = e.spread(e.load(b.add(scales, factor), FLOAT))
-            total[i, j].set(e.fma(scale, dot, total[i, j].get()))
-            row_sum = e.load(e.at(sums, (b.add(b.mul(groups, e.long(i)), g), 4)), FLOAT)
-            shift = b.fmul(e.load(b.add(biases, factor), FLOAT), row_sum)
-            bias[i, j].set(b.fadd(bias[i, j].get(), shift))
+            total[i, j].set(e.fma(scale, b.fadd(dots[i, j, 0], dots[i, j, 1]), total[i, j].get()))
+            row_sum = e.load(e.at(sums, (b.add(b.mul(turns, e.long(i)), turn), 4)), FLOAT)
+            added = b.fmul(e.load(b.add(biases, factor), FLOAT), row_sum)
+            bias[i, j].set(b.fadd(bias[i, j].get(), added))
     for i, j in places:
         place = e.at(y, (i, b.mul(y_row, e.long(4))), (j, 4))
         e.store(b.fadd(e.total(total[i, j].get()), bias[i, j].get()), place)

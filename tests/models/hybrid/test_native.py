@@ -354,6 +354,14 @@ def test_what_auto_takes(tmp_path):
         labkit.load(other, graph="native")
 
 
+def test_every_way_to_an_address_gives_the_same():
+    written, empty = np.arange(6, dtype=np.float32), np.empty(0, np.int64)
+    read_only = written[:]
+    read_only.flags.writeable = False
+    for array in (written, written[2:], read_only, empty, np.zeros(1, np.dtype([("x", "i8")]))):
+        assert address(array) == array.ctypes.data
+
+
 @pytest.mark.parametrize("array", [np.zeros(4), np.zeros(4, np.int32), np.zeros((4, 4), np.float32).T])
 def test_only_what_native_code_reads_has_an_address(array):
     with pytest.raises(AssertionError, match="native code"):
