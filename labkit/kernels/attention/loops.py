@@ -19,40 +19,30 @@ QUERIES = 32
 """Tokens whose queries pass over the keys together."""
 
 
-TOGETHER, FEW = 8, 16
-"""Rows that meet a key together where there are at most `FEW`: these wait for the cache, which is so read once. More
-rows wait for their sums, and four at a time leave room in registers."""
-
-
 @inner
 def _scores(q, size, k, width, count, out):
-    """out [size, KEYS] = q k^T for `size` rows, eight, four or one, and `count` keys."""
-    whole = count if size == TOGETHER else count // 2 * 2 if size == 4 else 0
-    for j in range(0, whole, 1 if size == TOGETHER else 2):
-        at, to = k + 4 * j * width, out + 4 * j
-        if size == TOGETHER:
-            dots(TOGETHER, 1, q, width, at, width, width, to, KEYS)
-        else:
-            dots(4, 2, q, width, at, width, width, to, KEYS)
+    """out [4, KEYS] = q k^T for `size` rows, four or one, and `count` keys."""
+    whole = count // 2 * 2 if size == 4 else 0
+    for j in range(0, whole, 2):
+        dots(4, 2, q, width, k + 4 * j * width, width, width, out + 4 * j, KEYS)
     for j in range(whole, count):
-        for row in range(size):
-            dots(1, 1, q + 4 * row * width, width, k + 4 * j * width, width, width, out + 4 * (row * KEYS + j), KEYS)
+        if size == 4:
+            dots(4, 1, q, width, k + 4 * j * width, width, width, out + 4 * j, KEYS)
+        else:
+            dots(1, 1, q, width, k + 4 * j * width, width, width, out + 4 * j, KEYS)
 
 
 @inner
 def _weigh(weights, size, v, width, count, out):
     """out [size, width] += weights^T v for `count` keys. weights: [count, size]."""
-    whole = count // 2 * 2 if size > 1 else 0
+    whole = count // 2 * 2 if size == 4 else 0
     for j in range(0, whole, 2):
-        here, at = weights + 4 * j * size, v + 4 * j * width
-        if size == TOGETHER:
-            weigh(TOGETHER, 2, here, at, width, width, out, width)
-        else:
-            weigh(4, 2, here, at, width, width, out, width)
+        weigh(4, 2, weights + 16 * j, v + 4 * j * width, width, width, out, width)
     for j in range(whole, count):
-        for row in range(size):
-            here, at = weights + 4 * (j * size + row), v + 4 * j * width
-            weigh(1, 1, here, at, width, width, out + 4 * row * width, width)
+        if size == 4:
+            weigh(4, 1, weights + 16 * j, v + 4 * j * width, width, width, out, width)
+        else:
+            weigh(1, 1, weights + 4 * j, v + 4 * j * width, width, width, out, width)
 
 
 @entry
@@ -69,13 +59,12 @@ def attend(q, rows, width, k, v, first, column, count, scale, y):
     largest, total = np.empty(rows, np.float32), np.zeros(rows, np.float32)
     fill(largest, np.float32(-np.inf))
     fill(out, np.float32(0))
-    scores, weights = np.empty(TOGETHER * KEYS, np.float32), np.empty(TOGETHER * KEYS, np.float32)
-    here = np.empty(KEYS, np.float32)
+    scores, weights, here = np.empty(4 * KEYS, np.float32), np.empty(4 * KEYS, np.float32), np.empty(KEYS, np.float32)
     for begin in range(first, end, KEYS):
         present = min(end - begin, KEYS)
         m = max(0, begin - column) * group
         while m < rows:
-            size = TOGETHER if rows <= FEW and rows - m >= TOGETHER else 4 if rows - m >= 4 else 1
+            size = 4 if rows - m >= 4 else 1
             # The last of these queries sees the most.
             seen = min(present, column + (m + size - 1) // group - begin + 1)
             at = 4 * m * width
