@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mlx.core as mx
 import pytest
 
@@ -67,15 +65,6 @@ def test_a_kernel_that_may_not_rewrite_its_input_does_not_pass(name):
         assert wrong in found["in place"].detail
 
 
-def test_cases_in_which_nothing_can_be_rewritten_are_no_proof():
-    entry = rewriting("own", REWRITING["own"][0])
-    kernel = entry.kernel
-    call = {"grid": (64, 1, 1), "threadgroup": (32, 1, 1), "output_shapes": [(64, 1)], "output_dtypes": [mx.float32]}
-    case = Case("64 by 1", lambda dtype: kernel.launch(inputs=[mx.zeros((64,))], **call))
-    results = {r.gate: r for r in check_on_cpu(replace(entry, cases=(case,)), mx.float32, seed=3)}
-    assert "no case has an input of the shape" in results["in place"].detail
-
-
 def test_what_may_be_rewritten_is_named_where_it_exists_and_is_not_hand_written():
     for wrong in ({"z": "y"}, {"x": "z"}):
         with pytest.raises(ValueError, match=r"in_place .* is for inputs and outputs"):
@@ -94,6 +83,13 @@ def test_what_a_decode_step_carries_is_rewritten():
         "count_on": {"counters"},
         "gated_delta_step": {"state"},
     }
+
+
+@pytest.mark.parametrize("entry", IN_PLACE, ids=lambda entry: entry.name)
+def test_some_case_rewrites_each_of_them(entry):
+    """Where input and output have other shapes, the gate proves nothing."""
+    launches = [case.make(entry.dtypes[0]) for case in entry.cases]
+    assert any(entry.kernel.rewritten(launch) == entry.kernel.in_place for launch in launches)
 
 
 @pytest.mark.parametrize("entry", IN_PLACE, ids=lambda entry: entry.name)
