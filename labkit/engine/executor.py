@@ -205,7 +205,8 @@ class Executor:
         if plan.kind == "decode":
             return self.lanes.decode(plan.lane, events, None if shared else self._room_now)
         if shared:
-            self.lanes.come_back()
+            for lost, error in self.lanes.come_back():
+                self._fail(lost, error, events)
         happened, told, ready = self.prefill.run(rows, plan.spans)
         events += happened
         self._arrive(ready)

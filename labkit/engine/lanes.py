@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -111,11 +110,15 @@ class Lanes:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def come_back(self) -> None:
-        """Let no row be replayed. One that cannot come back hears of it at its next step."""
+    def come_back(self) -> list[tuple[list[Session], Exception]]:
+        """Let no row be replayed. Returns those that cannot come back; who lets them be fails at their next step."""
+        lost = []
         for batch in self.batches():
-            with contextlib.suppress(Exception):
+            try:
                 batch.come_back()
+            except Exception as error:
+                lost.append(([row for row in batch.sessions if not row.finished], error))
+        return lost
 
     def spare(self) -> None:
         """Let the recording go, and its rows back."""

@@ -608,6 +608,22 @@ def test_rows_that_cannot_come_back_end_and_are_never_decoded_from_what_is_stale
     assert not replayed.engine._executor.sessions()
 
 
+def test_rows_that_could_not_come_back_for_a_prompt_end_alone(small, roomy):
+    """What they would decode from is stale; the prompt goes on."""
+    script = {
+        0: submit(("a", 1, {"max_tokens": 30}), ("b", 2, {**DRAWN, "max_tokens": 30})),
+        7: submit(("c", 3, {"length": 20, "max_tokens": 7})),
+    }
+    plain = play(small, script, replay=False, **PAGED)
+    replayed = play(small, script, replay=Failing("copies", 2), **PAGED)
+    assert {name: code for name, (code, _) in replayed.errors.items()} == {"a": "step_failed", "b": "step_failed"}
+    for name in ("a", "b"):
+        assert replayed.tokens[name] == plain.tokens[name][: len(replayed.tokens[name])]
+    assert replayed.tokens["c"] == plain.tokens["c"]
+    assert not replayed.engine.paged.faults()
+    assert replayed.engine.paged.used == 0
+
+
 def test_who_asks_for_stale_caches_again_is_refused_again(small):
     replays, sampler = (
         replaying.Replays(small.model, Failing("copies", 2), patience=0),
