@@ -643,6 +643,19 @@ def test_who_asks_for_stale_caches_again_is_refused_again(small):
     assert replays.open((1,), caches, [sampler], [8], [0], mx.array([3], dtype=mx.uint32), 100) is None
 
 
+def test_a_batch_that_could_not_come_back_gives_nobody_its_caches(small):
+    engine = labkit.Engine(small, replay=Failing("copies", 2))
+    engine.submit(request(engine, "a", 1, max_tokens=20))
+    while engine.replays.unused:
+        engine.step()
+    (batch,) = engine._executor.lanes.batches()
+    (([lost], error),) = engine._executor.lanes.come_back()
+    assert (lost.id, str(error)) == ("a", "copies failed: no such device")
+    with pytest.raises(RuntimeError, match="what their caches hold is older"):
+        _ = batch.caches
+    assert [event.reason for event in engine.run() if event.kind == "finished"] == ["error"]
+
+
 def test_under_pressure_on_a_machine_that_has_failed_the_engine_goes_on(small, tmp_path):
     gib = 1 << 30
     meter = FakeMeter(gib)
