@@ -39,7 +39,7 @@ def plot_curves(run: dict, path: Path) -> None:
     curve = np.array([row[:11] for row in run["curve"]], dtype=float)
     curve = curve[:: max(1, len(curve) // 400)]
     millions = curve[:, 2] / 1e6
-    figure, axes = plt.subplots(2, 2, figsize=(9, 5), sharex=True)
+    figure, axes = plt.subplots(2, 2, figsize=(9, 5), sharex=True, layout="tight")
     axes[0, 0].plot(millions, curve[:, 5], lw=0.8, label="next token")
     axes[0, 0].plot(millions, curve[:, 6], lw=0.8, label="token after next (MTP)")
     axes[0, 0].set_ylabel("training loss (nats)")
@@ -60,7 +60,6 @@ def plot_curves(run: dict, path: Path) -> None:
     axes[1, 1].set_ylim(0)
     for axis in axes[1]:
         axis.set_xlabel("million tokens")
-    figure.tight_layout()
     _save(figure, path)
 
 

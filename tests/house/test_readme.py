@@ -35,10 +35,11 @@ def test_the_readme_lists_every_notebook():
     assert [p.name for p in sorted((CLONE / "notebooks").glob("*.ipynb")) if p.name not in listed] == []
 
 
-def test_each_notebook_leads_to_the_code_that_it_reads():
+def test_each_notebook_has_a_state_and_leads_to_the_code_that_it_reads():
     rows = [line for line in README.read_text().splitlines() if line.startswith("| [") and ".ipynb)" in line]
     assert len(rows) == len(list((CLONE / "notebooks").glob("*.ipynb")))
-    assert [row for row in rows if not re.search(r"\]\(labkit/[\w/]+(\.py)?\) \|$", row)] == []
+    state_and_code = re.compile(r"\| complete[^|]* \| \[[\w/.]+\]\(labkit/[\w/]+(\.py)?\) \|$")
+    assert [row for row in rows if not state_and_code.search(row)] == []
 
 
 def test_every_command_of_the_readme_is_one():

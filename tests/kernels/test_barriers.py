@@ -28,7 +28,7 @@ def removals() -> Iterator:
                 yield pytest.param(entry, part, match.span(), id=f"{entry.name}-{part}-{line}", marks=marks)
 
 
-@pytest.mark.parametrize(("entry", "part", "span"), removals())
+@pytest.mark.parametrize(("entry", "part", "span"), list(removals()))
 def test_a_removed_barrier_is_found(entry: Entry, part: str, span: tuple[int, int]) -> None:
     begin, end = span
     whole = getattr(entry.kernel.text, part)
