@@ -11,20 +11,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from recipes.tiny_hybrid import delta, fast, loss, optimiser, parts, trunk  # noqa: E402 (after the skips)
+from tests.recipes.trial import SHAPE  # noqa: E402
 
 SMALL = {
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "head_dim": 64,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    **SHAPE,
     "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
     "vocab_size": 64,
     "rope_parameters": {
         "rope_type": "default",

@@ -21,7 +21,7 @@ RESIDUAL_RMS_NORM = Kernel.from_file(
 )
 
 MAX_ROW = 32 * 1024
-"""Longest row: 32 values in the registers of each of 1,024 threads."""
+"""Longest row: 32 values a thread where 1,024 are launched, 128 where Metal gets its 256."""
 
 
 def residual_rms_norm_call(x: mx.array | None, residual: mx.array, weight: mx.array, eps: float) -> dict:
@@ -31,7 +31,7 @@ def residual_rms_norm_call(x: mx.array | None, residual: mx.array, weight: mx.ar
         ValueError: shapes or dtypes that do not fit.
     """
     adds, dtype = x is not None, norm_dtype(x, residual, weight)
-    x = x if adds else residual  # a placeholder that is not read
+    x = x if adds else residual  # an input that the kernel does not read then
     dim = x.shape[-1] if x.ndim else 0
     if weight.shape != (dim,):
         raise ValueError(f"weight needs shape ({dim},) for x of shape {x.shape}, not {weight.shape}")
