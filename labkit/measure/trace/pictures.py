@@ -8,7 +8,7 @@ from typing import Any
 from labkit.measure.trace.step import Launch, StepTrace
 
 KINDS = {
-    "weights": ("C0", "reads a parameter matrix"),
+    "weights": ("C0", "reads a parameter matrix above 64 KiB"),
     "memory": ("C1", "attention, recurrence, caches"),
     "glue": ("C7", "everything else"),
 }
