@@ -6,6 +6,9 @@ SYNCED := .venv/.labkit-synced
 # What runs the kernels on an NVIDIA GPU: any Python with MLX's CUDA build, pytest and hypothesis.
 CUDA_PYTHON ?= $(RUN)python
 
+# Jupyter refuses root unless told; in many containers there is nobody else.
+AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
+
 # Where Python may not keep what it compiled, as in many container images, each process compiles all its packages anew:
 # seconds for every kernel of a notebook and every command that a test starts.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,7 +30,7 @@ test: $(SYNCED) ## Set up, then run every check and test
 	@$(RUN)python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 3 --durations 20
 
 lab: $(SYNCED) ## Open JupyterLab on the notebooks
-	@$(RUN)jupyter lab --notebook-dir notebooks
+	@$(RUN)jupyter lab --notebook-dir notebooks $(AS_ROOT)
 
 book: $(SYNCED) ## Build the book from the last report's notebooks
 	@$(RUN)labkit book --from reports

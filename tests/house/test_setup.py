@@ -196,3 +196,16 @@ def test_paths_with_spaces_do_not_matter(machine, tmp_path):
         timeout=600,
     )
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(("user", "told"), [(0, True), (1000, False)])
+def test_jupyter_is_told_that_root_is_meant(tmp_path, user, told):
+    """In a container there is often nobody else, and JupyterLab would end at once."""
+    place(tmp_path, "id", f"echo {user}\n")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    shown = subprocess.run(
+        ["make", "-n", "lab"], cwd=CLONE, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "jupyter lab" in shown.stdout
+    assert ("--allow-root" in shown.stdout) is told
