@@ -17,6 +17,7 @@ def setup(app: Any) -> dict[str, Any]:
     app.connect("html-page-context", _without_thebe, priority=900)
     # Before napoleon, which reads the sections of a docstring.
     app.connect("autodoc-process-docstring", _as_written, priority=100)
+    app.connect("autodoc-process-signature", _without_objects)
     app.connect("doctree-read", _link_notebooks)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -27,6 +28,8 @@ def _as_written(app: Any, what: str, name: str, thing: Any, options: Any, lines:
     So what reStructuredText would read as more is escaped, an indented paragraph becomes a code block, and a package's
     list of files, a line or a row of a table each, a list.
     """
+    if lines and lines[0].startswith("Alias for field number "):
+        lines.clear()  # Python's own words for a named tuple's field: they say less than its name
     result: list[str] = []
     example = False
     for index, line in enumerate(lines):
@@ -49,6 +52,14 @@ def _as_written(app: Any, what: str, name: str, thing: Any, options: Any, lines:
             example = True
         result.append(line if example else _escaped(line))
     lines[:] = result
+
+
+def _without_objects(
+    app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """A default that prints as an object (`<function ...>`) becomes `...`: Sphinx could not read the whole signature,
+    and would print every type in it by its full name, without a link."""
+    return signature and re.sub(r"<(?:[^<>]|<[^<>]*>)*>", "...", signature), returned
 
 
 _FILE = re.compile(r"(?P<name>[\w./]+(?:\.py|/)) +(?P<text>\S.*)")

@@ -66,6 +66,8 @@ def parity(
 ) -> None:
     """Let a model and an oracle predict every token of a text from the same prefix, and judge the difference.
 
+    `labkit parity MODEL` says the same, without "forced".
+
     Exit code 0: they agree. 1: a defect (the reasons are on standard error). 2: the comparison could not be made.
     """
     from labkit.models import LoadError

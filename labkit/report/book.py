@@ -201,7 +201,8 @@ def _stage(
         (stage / "api" / name).write_text(text, encoding="utf-8")
     for name, source in _ADOPTED.items():
         page = SOURCES.parent / source
-        (stage / name).write_text(contents.adopted(page.read_text(encoding="utf-8")), encoding="utf-8")
+        beside = {Path(other).name: own for own, other in _ADOPTED.items() if Path(other).parent == Path(source).parent}
+        (stage / name).write_text(contents.adopted(page.read_text(encoding="utf-8"), beside), encoding="utf-8")
         for picture in page.parent.glob("*.svg"):
             shutil.copy2(picture, stage / picture.name)
     _write_contents(stage, notebooks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,16 @@ def parameters_page(notebooks: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def adopted(text: str) -> str:
-    """A page of the repository as a page of the book: links to files of the repository become plain text."""
-    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)[^)]+\)", r"\1", text)
+def adopted(text: str, pages: Mapping[str, str] | None = None) -> str:
+    """A page of the repository as a page of the book: links to files of the repository become plain text.
+
+    Args:
+        text: the page. pages: by what a link on it says (`measured.md`), the book's own page of that file.
+    """
+    known = pages or {}
+
+    def link(found: re.Match[str]) -> str:
+        page = known.get(found["target"])
+        return f"[{found['words']}]({page})" if page else found["words"]
+
+    return re.sub(r"(?<!!)\[(?P<words>[^\]]+)\]\((?!https?:|#)(?P<target>[^)]+)\)", link, text)

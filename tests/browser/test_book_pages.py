@@ -15,8 +15,8 @@ from labkit.report.book import Book
 # The first test builds the book, or waits until another process has.
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
-# First lines of a notebook's cells whose code is wider than its box in the window of 1280 pixels.
-CUT_OFF = """[...document.querySelectorAll('.cell_input pre')]
+# First lines of code, of printed outputs and of samples that are wider than their box in the window of 1280 pixels.
+CUT_OFF = """[...document.querySelectorAll('.cell_input pre, .cell_output pre, .highlight-text pre')]
     .filter(code => code.scrollWidth > code.clientWidth + 1).map(code => code.innerText.split('\\n')[0])"""
 FIRST = "notebooks/01_the_machine_and_the_model.html"
 

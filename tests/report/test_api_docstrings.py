@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 import runpy
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,3 +106,10 @@ def test_broken_markup_is_found(text):
 def test_an_example_is_a_code_block_however_it_is_announced(colons):
     text = f"One.\n\nUse it{colons}\n\n    with it:\n        ...\n    print()\n\nAnd so on."
     assert complaints(text) == []
+
+
+def test_what_python_says_of_a_field_by_itself_is_left_out():
+    lines = (namedtuple("Pair", "left right").left.__doc__ or "").splitlines()
+    assert lines
+    as_written(None, "", "", None, None, lines)
+    assert lines == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -36,6 +37,28 @@ def test_packages_have_a_page_with_their_names(built_book: book.Book) -> None:
     pages = {page.name: page for page in built_book.pages}
     for package, name in (("measure", "ModelCosts"), ("report", "record"), ("caches", "Cache")):
         assert name in pages[f"labkit.{package}.html"].read_text(encoding="utf-8")
+
+
+def test_the_reference_prints_signatures_that_sphinx_could_read(built_book: book.Book) -> None:
+    """One default that prints as an object, and a signature's types stand there by their full names, without links."""
+    pages = [page for page in built_book.pages if page.parent.name == "api"]
+    heads = [head for page in pages for head in re.findall(r'<dt class="sig.*?</dt>', main_of(page), re.S)]
+    plain = [html.unescape(re.sub("<[^>]+>", "", head)) for head in heads]
+    assert len(plain) > 300
+    assert [head for head in plain if re.search(r"[<>~]| at 0x", head)] == []
+
+
+def test_pages_of_the_repository_lead_to_each_other(built_book: book.Book) -> None:
+    kernels = main_of(built_book.index.with_name("kernels.html"))
+    assert 'href="kernels_measured.html"' in kernels
+
+
+def test_only_code_is_coloured(built_book: book.Book) -> None:
+    """A block without a language is a shell's or a sample's: Python's keywords are words there."""
+    card = main_of(built_book.index.with_name("tiny_hybrid.html"))
+    blocks = re.findall(r'<div class="highlight-(\w+) notranslate">', card)
+    assert blocks
+    assert set(blocks) == {"text"}
 
 
 def main_of(page: Path) -> str:

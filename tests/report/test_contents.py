@@ -70,3 +70,8 @@ def test_the_page_of_parameters_has_each_name_with_its_type_default_and_meaning(
 def test_links_into_the_repository_become_text():
     text = "[README](persistent/README.md), [MLX](https://x.org), ![curves](training.svg), [above](#rules)"
     assert contents.adopted(text) == "README, [MLX](https://x.org), ![curves](training.svg), [above](#rules)"
+
+
+def test_a_link_to_a_page_that_the_book_has_too_leads_there():
+    text = "[reached](measured.md), [rules](../measured.md)"
+    assert contents.adopted(text, {"measured.md": "kernels_measured.md"}) == "[reached](kernels_measured.md), rules"
