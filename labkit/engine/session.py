@@ -179,7 +179,7 @@ class Session:
         self.put_aside = True
         if kind == "parked":
             self.start_over()
-        return self._event(kind, done=kept, total=len(self.known))
+        return self._event(kind, done=kept, total=self.to_prefill + 1)
 
     def start_over(self) -> None:
         """Nothing is in the caches any more."""
@@ -201,7 +201,7 @@ class Session:
     def back(self, kept: int) -> Event:
         """It goes on, with `kept` tokens in its caches."""
         self.put_aside = False
-        return self._event("resumed", done=kept, total=len(self.known))
+        return self._event("resumed", done=kept, total=self.to_prefill + 1)
 
     def submitted(self) -> Event:
         """The first event."""

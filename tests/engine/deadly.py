@@ -29,8 +29,9 @@ class Deadly(FileSystem):
 
         def die(*arguments):
             if called == "write":
-                descriptor, data, offset = arguments
-                os.pwrite(descriptor, memoryview(data)[: random.randrange(len(data) + 1)], offset)
+                descriptor, parts, offset = arguments
+                data = b"".join(parts)
+                os.pwrite(descriptor, data[: random.randrange(len(data) + 1)], offset)
             os.kill(os.getpid(), signal.SIGKILL)
 
         return die

@@ -146,7 +146,7 @@ class EngineHands:
             if session.finished:
                 return "finished"
         # What the row feeds next is known now, and chosen already.
-        row.pending = Choice.given([session.known[session.fed]])
+        row.pending = Choice.given([session.token_at(session.fed)])
         if not self._save(session, row):
             self._executor.resume(row)
             return "failed"
@@ -206,7 +206,7 @@ class EngineHands:
         if caches is None:
             session.start_over()
             return False
-        pending = Choice.given([session.known[session.fed]])
+        pending = Choice.given([session.token_at(session.fed)])
         row = self._executor.resume_from(session, caches, pending)
         self.costs.resumes += 1
         self.costs.moved_bytes += row.nbytes

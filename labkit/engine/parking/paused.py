@@ -7,7 +7,7 @@ penalties look at, a stop string's beginning and half a character from the answe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from labkit.engine.params import SamplingParams
@@ -46,7 +46,7 @@ class PausedRow:
             "id": request.id,
             "prompt": len(request.tokens),
             "rest": list(self.known[stored:]),
-            "params": asdict(request.params),
+            "params": dict(vars(request.params)),
             "priority": request.priority,
             "extra": [list(pair) for pair in request.extra],
             "segments": [list(segment) for segment in request.segments],

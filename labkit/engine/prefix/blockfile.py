@@ -15,10 +15,9 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import chain
 from typing import Any
 
-from labkit.engine.prefix.filesystem import pages
+from labkit.engine.prefix.filesystem import Fill, Parts, pages
 from labkit.engine.prefix.record import Record, Tensor
 
 try:
@@ -76,10 +75,10 @@ class Encoded:
             position = end
         # What is known before the data are written; the two checksums stand before it.
         self._rest = json.dumps({"__metadata__": {**record.about, "format": FORMAT}, **entries})[len(_OPENING) :]
-        self._begin = len(self._head("0" * (8 * -(-position // SEGMENT))))
+        self._begin = 8 + len(self._header("0" * (8 * -(-position // SEGMENT))))
         self.size = self._begin + position
 
-    def write(self, put: Callable[[bytes | memoryview, int], None]) -> None:
+    def write(self, put: Callable[[Parts, int], None]) -> None:
         """Hand everything to `put` with its place in the file, a segment at most at a time. The head comes last: its
         checksums are computed while the data are written."""
         segments, at, checksums = list(_segments(self._pieces)), self._begin, []
@@ -87,16 +86,20 @@ class Encoded:
             for first in range(0, len(segments), RUN):
                 run = segments[first : first + RUN]
                 checksums.append(begin(lambda run: "".join(map(_crc, run)), run))
-                for part in chain.from_iterable(run):
-                    put(part, at)
-                    at += len(part)
+                for segment in run:
+                    put(segment, at)
+                    at += SEGMENT  # but for the last, behind which nothing is put
             head = self._head("".join(result() for result in checksums))
-        put(head, 0)
+        put([head], 0)
+
+    def _header(self, crc: str) -> bytes:
+        """The header without its own checksum; as long whatever the checksums are."""
+        header = f'{_OPENING}"sha": "{_OPEN}", "crc": "{crc}", {self._rest}'.encode()
+        return header + b" " * (-len(header) % 8)
 
     def _head(self, crc: str) -> bytes:
-        """Length and header; as long whatever the checksums are."""
-        header = f'{_OPENING}"sha": "{_OPEN}", "crc": "{crc}", {self._rest}'.encode()
-        header += b" " * (-len(header) % 8)
+        """Length and header."""
+        header = self._header(crc)
         header = header.replace(_OPEN.encode(), hashlib.sha256(header).hexdigest().encode(), 1)
         return struct.pack("<Q", len(header)) + header
 
@@ -106,11 +109,11 @@ Place = Callable[[dict[str, str], dict[str, tuple[str, tuple[int, ...]]]], dict[
 piece or several, as many bytes as the tensor has. What is in it counts only once the file has proved sound."""
 
 
-def load(size: int, fill: Callable[[memoryview, int], None], place: Place = lambda about, tensors: {}) -> Record:
+def load(size: int, fill: Fill, place: Place = lambda about, tensors: {}) -> Record:
     """The record in a file of `size` bytes; its tensors are views of one buffer, or lie where `place` says.
 
     Args:
-        fill: fills a buffer from a place in the file on; called by several threads. Each part of the data is checked
+        fill: fills buffers from a place in the file on; called by several threads. Each segment of the data is checked
             as soon as it is there.
 
     Raises:
@@ -118,11 +121,11 @@ def load(size: int, fill: Callable[[memoryview, int], None], place: Place = lamb
         Foreign: a header of another format.
     """
     head = memoryview(bytearray(min(size, 8)))
-    fill(head, 0)
+    fill([head], 0)
     length = int.from_bytes(head, "little")
     if length <= MAX_HEADER:
         head = memoryview(bytearray(min(size, 8 + length)))
-        fill(head, 0)
+        fill([head], 0)
     about, entries, begin = read_header(head, size)
     kinds = {name: (_FROM_FILE[entry["dtype"]], tuple(entry["shape"])) for name, entry in entries.items()}
     own = {key: value for key, value in about.items() if key not in ("format", "crc", "sha")}
@@ -132,10 +135,7 @@ def load(size: int, fill: Callable[[memoryview, int], None], place: Place = lamb
     def checked(first: int) -> str:
         checksums = []
         for index, segment in enumerate(segments[first : first + RUN], first):
-            at = begin + index * SEGMENT
-            for part in segment:
-                fill(part, at)
-                at += len(part)
+            fill(segment, begin + index * SEGMENT)
             checksums.append(_crc(segment))
         return "".join(checksums)
 

@@ -37,11 +37,11 @@ class Codec:
 
     def __init__(self, make_caches: Callable[[], list[Cache]], layouts: Sequence[Layout | None]):
         self._make, self._layouts = make_caches, layouts
-        fresh = make_caches()
-        for cache, layout in zip(fresh, layouts, strict=True):
+        self._empty = make_caches()  # never filled: asked what such caches take
+        for cache, layout in zip(self._empty, layouts, strict=True):
             if layout is None or "snapshot" not in cache.supports:
                 raise Unsupported(cache.kind, "be kept in a prefix store", "it cannot be stored as bytes")
-        self._classes = [type(cache) for cache in fresh]
+        self._classes = [type(cache) for cache in self._empty]
         self.by_token = [index for index, layout in enumerate(layouts) if layout.by_token]
         self.whole = [index for index, layout in enumerate(layouts) if not layout.by_token]
 
@@ -92,11 +92,11 @@ class Codec:
     def rooms(self, tensors: dict[str, tuple[str, tuple[int, ...]]], tokens: int) -> dict[str, mx.array]:
         """Arrays for a row's tensors (dtype, shape), those of by-token layers as long as `tokens` tokens are best
         given."""
-        caches, arrays = self._make(), {}
+        arrays = {}
         for name, (dtype, shape) in tensors.items():
             layer = int(name.partition(".")[0])
             if layer in self.by_token:
-                shape = (*shape[:-2], max(tokens, caches[layer].room_for(tokens)), shape[-1])
+                shape = (*shape[:-2], max(tokens, self._empty[layer].room_for(tokens)), shape[-1])
             arrays[name] = mx.zeros(shape, getattr(mx, dtype))
         return arrays
 

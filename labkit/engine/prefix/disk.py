@@ -1,8 +1,10 @@
 """The disk tier: records as files, written whole or not at all, read only after they have proved themselves.
 
-A file is written beside its place, flushed, renamed, and the folder flushed: at every moment the place holds nothing or
-the whole file. The bytes of all files stay under a limit, by removing what was used longest ago and nobody has pinned.
-Nothing here knows MLX, so any thread may run it.
+A file is written beside its place, renamed, flushed, and the folder flushed: whoever is killed when, the place holds
+nothing or the whole file. It is renamed before it is flushed: so one flush brings file and name to the disk, and the
+folder's finds little to do. What a power cut tears before that does not match its checksums, and is a miss. The bytes
+of all files stay under a limit, by removing what was used longest ago and nobody has pinned. Nothing here knows MLX, so
+any thread may run it.
 """
 
 from __future__ import annotations
@@ -82,15 +84,15 @@ class DiskTier:
                 self._make_room(file.size, protect)
                 descriptor = self._system.create(temporary, file.size)
             file.write(functools.partial(self._system.write, descriptor))
-            self._system.sync(descriptor)
-            closing, descriptor = descriptor, None
-            self._system.close(closing)
-            fresh = not place.parent.is_dir()
-            place.parent.mkdir(parents=True, exist_ok=True)
+            if fresh := not place.parent.is_dir():
+                place.parent.mkdir(parents=True, exist_ok=True)
             if pin:
                 self._link(temporary, name)
             self._system.replace(temporary, place)
             temporary = place
+            self._system.sync(descriptor)
+            closing, descriptor = descriptor, None
+            self._system.close(closing)
             self._system.sync_folder(place.parent)
             if fresh:
                 for folder in (place.parent.parent, place.parent.parent.parent):

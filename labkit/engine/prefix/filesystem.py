@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 LARGE = 4 << 20  # bytes from which on new memory is in large pages
+MOST_PARTS = 1024  # that one request takes (IOV_MAX)
+
+Parts = Sequence[bytes | memoryview]
+"""Bytes that lie end to end in a file, and wherever in memory."""
+Fill = Callable[[Sequence[memoryview], int], None]
+"""Fills buffers from a place in a file on, one behind the other."""
 
 
 class FileSystem:
@@ -27,12 +35,15 @@ class FileSystem:
             raise
         return descriptor
 
-    def write(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
-        """All of `data`, from `offset` on."""
-        view = memoryview(data)
-        while len(view):
-            written = os.pwrite(descriptor, view, offset)
-            view, offset = view[written:], offset + written
+    def write(self, descriptor: int, parts: Parts, offset: int) -> None:
+        """All of `parts`, from `offset` on. Where the system can be asked to, it begins at once to bring them to the
+        disk: whoever flushes later waits for less."""
+        begin = offset
+        while parts := [part for part in parts if len(part)]:
+            written = _write_at(descriptor, parts, offset)
+            parts, offset = _behind(parts, written), offset + written
+        if (bring := _sync_file_range()) is not None:
+            bring(descriptor, begin, offset - begin, 2)  # SYNC_FILE_RANGE_WRITE; a file system that cannot does not
 
     def sync(self, descriptor: int) -> None:
         """Until it is on the disk."""
@@ -72,16 +83,16 @@ class FileSystem:
             return file.read(limit)
 
     @contextlib.contextmanager
-    def reading(self, path: Path) -> Iterator[tuple[int, Callable[[memoryview, int], None]]]:
-        """(the file's bytes, a function that fills a buffer from a place in it on, which several threads may call)."""
+    def reading(self, path: Path) -> Iterator[tuple[int, Fill]]:
+        """(the file's bytes, what fills buffers from it: several threads may call it)."""
         descriptor = os.open(path, os.O_RDONLY)
 
-        def fill(buffer: memoryview, offset: int) -> None:
-            while len(buffer):
-                got = _read_at(descriptor, buffer, offset)
+        def fill(buffers: Sequence[memoryview], offset: int) -> None:
+            while buffers := [buffer for buffer in buffers if len(buffer)]:
+                got = _read_at(descriptor, buffers, offset)
                 if not got:
                     raise OSError(errno.EIO, f"{path.name} ends at byte {offset}")
-                buffer, offset = buffer[got:], offset + got
+                buffers, offset = _behind(buffers, got), offset + got
 
         try:
             yield os.fstat(descriptor).st_size, fill
@@ -93,13 +104,41 @@ class FileSystem:
         return shutil.disk_usage(folder).free
 
 
-def _read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer as far as one read does; the bytes read. `preadv` copies nothing, but not every Python has it."""
+# One request for many parts, where Python has it: each lets go of Python's lock, and waits for it afterwards.
+
+
+def _write_at(descriptor: int, parts: Parts, offset: int) -> int:
+    """Write parts as far as one request does; the bytes written."""
+    if hasattr(os, "pwritev"):
+        return os.pwritev(descriptor, parts[:MOST_PARTS], offset)
+    return os.pwrite(descriptor, parts[0], offset)
+
+
+def _read_at(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fill buffers as far as one request does; the bytes read."""
     if hasattr(os, "preadv"):
-        return os.preadv(descriptor, [buffer], offset)
-    data = os.pread(descriptor, len(buffer), offset)
-    buffer[: len(data)] = data
+        return os.preadv(descriptor, buffers[:MOST_PARTS], offset)
+    data = os.pread(descriptor, len(buffers[0]), offset)
+    buffers[0][: len(data)] = data
     return len(data)
+
+
+def _behind(parts: Parts, done: int) -> list[memoryview]:
+    """What is left of parts behind their first bytes."""
+    left = []
+    for part in parts:
+        left.append(memoryview(part)[min(done, len(part)) :])
+        done -= min(done, len(part))
+    return left
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    """Linux's request for a part of a file, which Python does not have; None on other systems."""
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return call
 
 
 def pages(size: int) -> memoryview:

@@ -48,10 +48,10 @@ class Faulty(FileSystem):
 
     failing = False
 
-    def write(self, descriptor, data, offset):
+    def write(self, descriptor, parts, offset):
         if self.failing:
             raise OSError(errno.ENOSPC, "no space left on device")
-        return super().write(descriptor, data, offset)
+        return super().write(descriptor, parts, offset)
 
 
 class Requests(RuleBasedStateMachine):

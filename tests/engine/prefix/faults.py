@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 
-from labkit.engine.prefix.filesystem import FileSystem
+from labkit.engine.prefix.filesystem import FileSystem, Parts
 
 STEPS = ("create", "write", "sync", "close", "replace", "sync_folder", "link", "unlink", "touch", "read", "free_bytes")
 
@@ -37,12 +37,13 @@ class Failing(FileSystem):
         self.threads.add(threading.current_thread().name)
         return super().create(path, size)
 
-    def write(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
-        assert isinstance(data, (bytes, memoryview)), "a writer sees bytes only"
+    def write(self, descriptor: int, parts: Parts, offset: int) -> None:
+        assert all(isinstance(part, (bytes, memoryview)) for part in parts), "a writer sees bytes only"
         if self.half and "write" in self.failing:
-            super().write(descriptor, memoryview(data)[: len(data) // 2], offset)
+            data = b"".join(parts)
+            super().write(descriptor, [data[: len(data) // 2]], offset)
         self._step("write")
-        super().write(descriptor, data, offset)
+        super().write(descriptor, parts, offset)
 
     def sync(self, descriptor: int) -> None:
         self._step("sync")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.engine.prefix.disk import DiskTier
-from labkit.engine.prefix.filesystem import FileSystem
+from labkit.engine.prefix.filesystem import FileSystem, Parts
 from labkit.engine.prefix.folder import Folder
 from tests.engine.prefix import crash_child
 from tests.nightly import many
@@ -92,7 +92,7 @@ def test_hundreds_of_kills_lose_nothing_that_was_written(killer, tmp_path, seed)
 
 
 class PowerCut(FileSystem):
-    """Loses, when the power goes, what no flush had reached: a file's later half, a name in a folder."""
+    """Loses, when the power goes, what no flush had reached: any of a file's pages, a name in a folder."""
 
     class Now(BaseException):
         """The power goes."""
@@ -115,9 +115,9 @@ class PowerCut(FileSystem):
         self.unflushed[path] = size
         return descriptor
 
-    def write(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    def write(self, descriptor: int, parts: Parts, offset: int) -> None:
         self._step()
-        super().write(descriptor, data, offset)
+        super().write(descriptor, parts, offset)
 
     def sync(self, descriptor: int) -> None:
         self._step()
@@ -134,6 +134,7 @@ class PowerCut(FileSystem):
         self.names.append((source, target))
         if source in self.unflushed:
             self.unflushed[target] = self.unflushed.pop(source)
+        self.open = {descriptor: target if path == source else path for descriptor, path in self.open.items()}
 
     def sync_folder(self, folder: Path) -> None:
         self._step()
@@ -148,9 +149,14 @@ class PowerCut(FileSystem):
         """What the disk holds when the power is back."""
         for path, size in self.unflushed.items():
             if path.exists() and not path.is_dir():
-                os.truncate(path, self.rng.randrange(size))
-                if self.rng.random() < 0.7:
-                    os.truncate(path, size)  # the size was flushed, the data were not
+                if self.rng.random() < 0.3:
+                    os.truncate(path, self.rng.randrange(size))
+                else:  # the size was flushed, some of the data were not
+                    data = bytearray(path.read_bytes())
+                    for at in range(0, size, 4096):
+                        if self.rng.random() < 0.5:
+                            data[at : at + 4096] = bytes(len(data[at : at + 4096]))
+                    path.write_bytes(data)
         for _, target in self.names:
             if self.rng.random() < 0.5:
                 target.unlink(missing_ok=True)

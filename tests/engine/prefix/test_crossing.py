@@ -14,6 +14,7 @@ from labkit.caches import Contiguous, Recurrent
 from labkit.engine.prefix import blockfile, codec, crossing
 from labkit.engine.prefix.record import Record, Tensor
 from tests.engine.prefix.conftest import PROMPT, ROW, address, commit_all, decoded, identical, leaves, restored
+from tests.engine.prefix.memory_file import MemoryFile
 from tests.settled import falls_to, settled_memory
 
 
@@ -131,16 +132,9 @@ def test_a_pause_of_a_large_row_and_its_way_back_take_a_handful_of_arrays(two_me
     assert sum(array.nbytes for array in count.out) < 1.0001 * sum(tensor.nbytes for tensor in tensors.values())
     assert count.evaluations == 0, "each that leaves is waited for, and nothing else"
     file = blockfile.Encoded(Record(tensors, scalars))
-    data = np.zeros(file.size, np.uint8)
-
-    def put(piece, at):
-        data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-
-    def fill(buffer, at):
-        buffer[:] = memoryview(data)[at : at + len(buffer)]
-
-    file.write(put)
-    record = blockfile.load(file.size, fill)
+    disk = MemoryFile(file.size)
+    file.write(disk.put)
+    record = blockfile.load(file.size, disk.fill)
     back = ours.assemble([record], record, 2304)
     assert len(count.into) == 2, "one for each 64 MiB of the file"
     assert sum(count.into) == record.nbytes

@@ -57,13 +57,6 @@ def test_records_come_back_and_outlive_their_engine(tmp_path):
     assert not second.counts["damaged"]
 
 
-def test_a_python_without_preadv_reads_the_same(tmp_path, monkeypatch):
-    tier = disk(tmp_path)
-    tier.write(name(1), record(1))
-    monkeypatch.delattr(os, "preadv", raising=False)
-    assert tier.read(name(1), expected(1)).tensors == record(1).tensors
-
-
 def test_the_limit_holds_and_what_was_used_longest_ago_goes_first(tmp_path):
     tier, gone = disk(tmp_path, limit=20_000), []
     tier.on_evicted = gone.append

@@ -61,9 +61,9 @@ def test_a_paused_row_is_read_to_where_its_caches_lie(open_store, witness, monke
     filled, loads = [], blockfile.load
 
     def load(size, fill, place):
-        def watched(buffer, at):
-            filled.append((np.frombuffer(buffer, np.uint8).ctypes.data, len(buffer)))
-            return fill(buffer, at)
+        def watched(buffers, at):
+            filled.extend((np.frombuffer(buffer, np.uint8).ctypes.data, len(buffer)) for buffer in buffers)
+            return fill(buffers, at)
 
         return loads(size, watched, place)
 
@@ -129,7 +129,7 @@ def test_a_pause_waits_for_one_write_and_reads_nothing_back(open_store, hybrid):
     assert store.save_private("row", ROW, caches, committed=40).stored
     # Five blocks are pinned before; then the row's own name, given before the file's.
     assert [call for call in system.calls if call != "write"][5:] == [
-        "free_bytes", "create", "sync", "close", "link", "replace", "sync_folder",
+        "free_bytes", "create", "link", "replace", "sync", "close", "sync_folder",
     ]  # fmt: skip
     assert system.threads == {"MainThread"}
 
