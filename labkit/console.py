@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -57,9 +57,9 @@ def output_file(*suffixes: str) -> Callable[[Path | None], Path | None]:
     return check
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A plain table of `rows`; numbers are right-aligned, None shows as a dash."""
-    result = Table(title=title, title_justify="left", title_style="bold")
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> RenderableType:
+    """A plain table of `rows` below its title; numbers are right-aligned, None shows as a dash."""
+    result = Table()
     rows = [list(row) for row in rows]
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
@@ -67,7 +67,8 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     for row in rows:
         # Text, not str: a value such as "mlx[cpu]" is no markup.
         result.add_row(*(Text("-" if value is None else str(value)) for value in row))
-    return result
+    # Not the table's own title: that would be broken at the table's width, a path or a sentence in its middle.
+    return Group(Text(title, style="bold"), result)
 
 
 def show(record: Mapping[str, Any], *, as_json: bool, render: RenderableType | Sequence[RenderableType]) -> None:

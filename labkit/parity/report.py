@@ -145,9 +145,8 @@ class ParityReport:
         sides = " against ".join(
             f"{side.name} ({side.arithmetic}, {side.form})" for side in (self.candidate, self.reference)
         )
-        title = (
-            f"{self.model or 'model'}: {sides}, {self.positions} positions in {self.windows} windows: {self.verdict}"
-        )
+        windows = "a window" if self.windows == 1 else f"{self.windows} windows"
+        title = f"{self.model or 'model'}: {sides}, {self.positions} positions in {windows}: {self.verdict}"
         tables = [console.table(title, ["figure", "value", "95 % interval", "allowed"], rows)]
         if self.disagreements:
             # Defects first: they are what the reader came for

@@ -26,6 +26,12 @@ def test_tables_print_brackets_as_they_are(capsys):
     assert "mlx[cpu]" in capsys.readouterr().out
 
 
+def test_a_title_is_not_broken_at_its_table_s_width(capsys):
+    title = "/a/folder/with/a/long/name that holds what is listed"
+    console.show({}, as_json=False, render=console.table(title, ["kind"], [["kernels"]]))
+    assert title in capsys.readouterr().out
+
+
 def test_fail_speaks_on_standard_error_and_sets_the_code(capsys):
     with pytest.raises(typer.Exit) as stopped:
         console.fail("bad value 'x[y]': use 3", code=2)
