@@ -201,6 +201,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # a narrow locale loses no answer
     console.expect_json("--json" in sys.argv[1:])
+    console.show_log()
     try:
         app()
     except SystemExit as end:

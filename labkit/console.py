@@ -8,6 +8,7 @@ Exit codes: 0, done. 1, it ran and the answer is no (a defect, a failed notebook
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -99,6 +100,13 @@ def show_error(message: str, code: int) -> None:
     """The error as a JSON object on standard output, where one was asked for and no other is there."""
     if _owes_json:
         show({"error": {"message": message, "exit_code": code}}, as_json=True, render="")
+
+
+def show_log() -> None:
+    """Let what labkit's own parts say while they work (a compilation that takes long) appear on standard error."""
+    log = logging.getLogger("labkit")
+    log.setLevel(logging.INFO)
+    log.addHandler(logging.StreamHandler())
 
 
 def human_bytes(count: int | float) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import inspect
-import warnings
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -28,6 +28,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from labkit.kernels.artefacts import ArtefactCache, content_key
+
+_log = logging.getLogger("labkit.kernels")
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may become vectors, products with sums one instruction; NaN and infinities keep their meaning."""
@@ -138,13 +140,18 @@ def _own_cache() -> Iterator[bool]:
         numba.config.CACHE_DIR = kept
 
 
+def _announce(folder: Path) -> None:
+    """What fills the cache's new folder comes later, function by function; whoever waits for it is told why."""
+    _log.info("loops for this processor are compiled, once for this version: half a minute")
+
+
 @cache
 def _folder() -> str | None:
     package = Path(__file__).resolve().parents[1]
     files = sorted(path for path in package.rglob("*.py") if path.name.endswith(SOURCES))
     key = content_key(numba.__version__, *(path.read_bytes() for path in files))
     try:
-        return str(ArtefactCache().get(key, lambda folder: None))
+        return str(ArtefactCache().get(key, _announce))
     except OSError as error:
-        warnings.warn(f"loops are compiled anew at each start, for half a minute: {error}", stacklevel=2)
+        _log.warning("loops are compiled anew at each start, for half a minute: %s", error)
         return None

@@ -1,4 +1,5 @@
 import json
+import logging
 
 import pytest
 import typer
@@ -30,6 +31,18 @@ def test_a_title_is_not_broken_at_its_table_s_width(capsys):
     title = "/a/folder/with/a/long/name that holds what is listed"
     console.show({}, as_json=False, render=console.table(title, ["kind"], [["kernels"]]))
     assert title in capsys.readouterr().out
+
+
+def test_what_labkit_says_while_it_works_appears_on_standard_error(capsys):
+    log = logging.getLogger("labkit")
+    before, level = list(log.handlers), log.level
+    try:
+        console.show_log()
+        logging.getLogger("labkit.kernels").info("compiling")
+    finally:
+        log.handlers, log.level = before, level
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "compiling\n")
 
 
 def test_fail_speaks_on_standard_error_and_sets_the_code(capsys):

@@ -128,3 +128,27 @@ def test_of_several_that_compile_a_function_one_does_it():
         order.append("first")
     thread.join()
     assert order == ["first", "other"]
+
+
+def test_whoever_waits_for_a_compilation_is_told_once_a_version(tmp_path, monkeypatch, caplog):
+    from labkit.devices import CACHE_VARIABLE
+    from labkit.kernels.compiled import _folder
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    with caplog.at_level("INFO", logger="labkit"):
+        first = _folder.__wrapped__()
+        assert [record.message for record in caplog.records] == [
+            "loops for this processor are compiled, once for this version: half a minute"
+        ]
+        assert _folder.__wrapped__() == first
+    assert len(caplog.records) == 1
+
+
+def test_without_a_cache_folder_the_reason_and_the_remedy_are_told(tmp_path, monkeypatch, caplog):
+    from labkit.devices import CACHE_VARIABLE
+    from labkit.kernels.compiled import _folder
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    assert _folder.__wrapped__() is None
+    assert CACHE_VARIABLE in caplog.text
