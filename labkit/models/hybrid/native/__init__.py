@@ -8,6 +8,7 @@
 | `spans.py` | which tokens of a padded rectangle count, and where they stand |
 | `cache_records.py` | the caches' memory in one forward |
 | `forward.py` | one forward: its records, rows or stages shared between threads |
+| `token_step.py` | a step of one token a row, its arguments kept for the next |
 | `memory.py` | what a forward will take of the process |
 | `model.py` | the forward contract |
 | `ahead.py` | compiling all of it before anybody waits for it |

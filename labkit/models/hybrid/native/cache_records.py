@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import ref
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,8 @@ _NONE = (0,) * 5  # the fields of the other kind
 
 
 class CacheRecords:
-    """The arrays that a forward reads and writes.
+    """The arrays that a forward reads and writes. The caches hold them: records that are kept for the next forward keep
+    no memory of caches that went.
 
     Attributes:
         first: CACHE [layers], of all rows. row: for each address in it the bytes from row to row; CACHE [layers].
@@ -25,10 +27,31 @@ class CacheRecords:
 
     def __init__(self, caches: Sequence[Cache], spans: Spans):
         self._spans = spans
-        self._held: list[np.ndarray] = []
+        self._memory: list[ref[np.ndarray]] = []
+        self._standing: list[tuple[np.ndarray, np.ndarray]] = []
         self._recorded: list[tuple[Recurrent, np.ndarray, np.ndarray]] = []
         places = [self._columns(cache) if isinstance(cache, Columns) else self._states(cache) for cache in caches]
         self.first, self.row = (np.array(numbers, np.int64).view(CACHE) for numbers in zip(*places, strict=True))
+
+    def again(self, caches: Sequence[Cache]) -> bool:
+        """Whether these caches' memory lies where the records say; then they tell where as many tokens more stand.
+
+        For rows without padding, as many of them, and caches without a checkpoint.
+        """
+        memory, standing = [], []
+        for cache in caches:
+            if cache.kind == "recurrent":
+                memory += cache.host_states(self._spans.count).arrays
+            else:
+                keys, values, *numbers = _columns(cache, self._spans)
+                memory += (keys, values)
+                standing.append(numbers)
+        if any(kept() is not array for kept, array in zip(self._memory, memory, strict=True)):
+            return False
+        for kept, new in zip(self._standing, standing, strict=True):
+            for numbers, moved in zip(kept, new, strict=True):
+                numbers[:] = moved
+        return True
 
     def record(self) -> None:
         """Give the caches what a checkpoint wants, once the forward is over."""
@@ -39,7 +62,8 @@ class CacheRecords:
     def _columns(self, cache: Columns) -> tuple[Numbers, Numbers]:
         """The fields of CACHE, and for those that are addresses the bytes from row to row of what lies there."""
         named = _columns(cache, self._spans)
-        self._held += named
+        self._memory += map(ref, named[:2])
+        self._standing.append(named[2:])
         at, row = [address(array) for array in named], [array.strides[0] for array in named]
         return (*at[:2], named[0].shape[2], *at[2:], *_NONE), (*row[:2], 0, *row[2:], *_NONE)
 
@@ -47,7 +71,7 @@ class CacheRecords:
         """As `_columns`."""
         spans = self._spans
         views = cache.host_states(spans.count)
-        self._held += views.arrays
+        self._memory += map(ref, views.arrays)
         at, row = views.places
         if not (cache.recording and spans.whole):
             return (*_NONE, *at, 0, 0, 0), (*_NONE, *row, 0, 0, 0)

@@ -73,35 +73,63 @@ def _prepare(*matrices: np.ndarray) -> None:
         ready(form)
 
 
-def forward(
-    layers: Layers, spans: Spans, x: np.ndarray, caches: CacheRecords, chosen: np.ndarray, workers: Workers
-) -> np.ndarray:
-    """Tokens through all layers and the head.
-
-    Few tokens a row: each thread takes rows of its own from the first layer to the last, as nothing waits for them.
-    Many tokens: threads share each stage.
+class Arguments:
+    """What native code reads of a forward besides the layers.
 
     Args:
         x: float32 [M, D], the residual stream, in place.
         chosen: int64 [B n], tokens among all, row after row, whose logits are wanted; -1 is padding.
 
+    Attributes:
+        record: FORWARD [1].
+    """
+
+    def __init__(self, layers: Layers, spans: Spans, x: np.ndarray, caches: CacheRecords, chosen: np.ndarray):
+        self._layers, self._held = layers, (spans.starts, x, chosen, caches.first, caches.row)
+        self._cosines, self._sines = np.empty((2, spans.tokens, layers.frequencies.size), np.float32)
+        self.record = filled(
+            FORWARD, x=x, starts=spans.starts, cosines=self._cosines, sines=self._sines, caches=caches.first,
+            cache_rows=caches.row, chosen=chosen, each=chosen.size // spans.count,
+        )  # fmt: skip
+        self._call = partial(stages.rows.call, address(layers.model), address(self.record))
+        self._logits = chosen.size, layers.outputs
+
+    def stand_at(self, positions: np.ndarray) -> None:
+        """Write the angles of these positions, int64 [M]."""
+        angles = positions[:, None].astype(np.float32) * self._layers.frequencies
+        np.cos(angles, out=self._cosines)
+        np.sin(angles, out=self._sines)
+
+    def new_logits(self) -> np.ndarray:
+        """Where logits [B n, V padded] are to be written next."""
+        logits = np.empty(self._logits, np.float32)
+        self.record["logits"] = address(logits)
+        return logits
+
+    def rows(self, count: int, workers: Workers) -> None:
+        """Each thread takes rows of its own from the first layer to the last, as nothing waits for them."""
+        workers.share(self._call, count, -(-count // workers.threads))
+
+
+def forward(
+    layers: Layers, spans: Spans, x: np.ndarray, caches: CacheRecords, chosen: np.ndarray, workers: Workers
+) -> np.ndarray:
+    """Tokens through all layers and the head; arguments as for `Arguments`.
+
+    Threads take rows of few tokens, and share each stage of many.
+
     Returns:
         logits [B n, V padded].
     """
-    logits = np.empty((chosen.size, layers.outputs), np.float32)
-    angles = spans.positions[:, None].astype(np.float32) * layers.frequencies
-    cosines, sines = np.cos(angles), np.sin(angles)
-    record = filled(
-        FORWARD, x=x, starts=spans.starts, cosines=cosines, sines=sines, caches=caches.first, cache_rows=caches.row,
-        chosen=chosen, each=chosen.size // spans.count, logits=logits,
-    )  # fmt: skip
+    arguments = Arguments(layers, spans, x, caches, chosen)
+    arguments.stand_at(spans.positions)
+    logits = arguments.new_logits()
     if spans.tokens >= TOGETHER * spans.count and workers.threads > 1:
-        shared = SharedForward(layers, spans, record, caches, workers)
+        shared = SharedForward(layers, spans, arguments.record, caches, workers)
         shared.through()
         shared.head(layers.scored(x, chosen), logits)
     else:
-        part = partial(stages.rows.call, address(layers.model), address(record))
-        workers.share(part, spans.count, -(-spans.count // workers.threads))
+        arguments.rows(spans.count, workers)
     caches.record()
     return logits
 

@@ -25,6 +25,7 @@ from labkit.models.rows import Rows
 
 if TYPE_CHECKING:
     from labkit.models.hybrid.native.forward import Layers
+    from labkit.models.hybrid.native.token_step import TokenStep
 
 HEAD_STEP = 8
 """Values of a head that a vector holds."""
@@ -52,6 +53,7 @@ class NativeHybrid(Hybrid):
         self.layouts = [self._layout(kind) for kind in sizes.layer_kinds]
         self.limits = lacking(self.make_caches(), self.make_caches(2))
         self._workers = Workers(threads)
+        self._kept: TokenStep | None = None
         arena = Arena()
         self._embedding = arena.add(weights.embedding.parts[0])
         self._head_matrix = self._embedding if weights.head is weights.embedding else arena.add(weights.head.parts[0])
@@ -127,6 +129,9 @@ class NativeHybrid(Hybrid):
         from labkit.models.hybrid.native.forward import forward
 
         self._check(tokens, caches, rows, embeddings)
+        plain = isinstance(logits, str) and logits == "last" and not hidden and embeddings is None
+        if plain and tokens.shape[1] == 1 and _plain(caches, rows):
+            return Output(self._token_step(tokens, caches, rows), None)
         spans = Spans.of(rows, tokens.shape[1])
         chosen, each = spans.chosen(logits, rows.lengths)
         x = self._embedded(tokens, spans, embeddings)
@@ -138,6 +143,23 @@ class NativeHybrid(Hybrid):
             states = mx.array(self._records.scored(x, spans.every()).reshape(*tokens.shape, -1))
         scores = mx.array(scores[:, : self.vocab_size].reshape(spans.count, each, -1)) if chosen.size else None
         return Output(scores, states)
+
+    def _token_step(self, tokens: mx.array, caches: list[Cache], rows: Rows) -> mx.array:
+        """Logits [B, 1, V] of rows that feed one token each."""
+        from labkit.models.hybrid.native.token_step import TokenStep
+
+        numbers = self._known(tokens)
+        self._begin(caches, rows)
+        positions = np.array(rows.positions, np.int64)
+        step = self._kept  # of other caches it says so itself, whoever steps on them meanwhile
+        if step is None or not step.again(caches, rows.count):
+            step = TokenStep(self._records, caches, Spans.of(rows, 1))
+        self._embed_into(step.x, numbers)
+        scores = step.run(positions, self._workers)
+        self._kept = step
+        for cache in caches:
+            cache.advance(1) if cache.kind == "recurrent" else cache.advance_columns(1)
+        return mx.array(scores[:, None, : self.vocab_size])
 
     @cached_property
     def _records(self) -> Layers:
@@ -152,14 +174,22 @@ class NativeHybrid(Hybrid):
         return self._rows(numbers.reshape(-1) if spans.whole else numbers[spans.rows, spans.columns])
 
     def _rows(self, tokens: np.ndarray) -> np.ndarray:
-        from labkit.kernels.quantized_matmul.loops import take_rows
+        numbers = self._known(tokens)
+        x = np.empty((numbers.size, self.sizes.hidden), np.float32)
+        self._embed_into(x, numbers)
+        return x
 
-        numbers = tokens.astype(np.int64)
+    def _known(self, tokens: np.ndarray | mx.array) -> np.ndarray:
+        """int64, all of them in the vocabulary."""
+        numbers = np.array(tokens, np.int64).reshape(-1)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.vocab_size:
             raise ValueError(f"tokens {numbers.min()} to {numbers.max()} of a vocabulary of {self.vocab_size}")
-        x = np.empty((numbers.size, self.sizes.hidden), np.float32)
+        return numbers
+
+    def _embed_into(self, x: np.ndarray, numbers: np.ndarray) -> None:
+        from labkit.kernels.quantized_matmul.loops import take_rows
+
         take_rows.call(address(numbers), numbers.size, address(self._arena), address(self._embedding), address(x))
-        return x
 
     def _begin(self, caches: list[Cache], rows: Rows) -> None:
         place(caches, rows)
@@ -182,6 +212,13 @@ class NativeHybrid(Hybrid):
                     cache.moved_right(mx.array(spans.shift.astype(np.int32)))
             else:
                 cache.advance_columns(spans.longest)
+
+
+def _plain(caches: list[Cache], rows: Rows) -> bool:
+    """Whether every row's one column is a token, and nothing is asked for but what comes after it."""
+    if rows.lengths is not None or rows.left_padding is not None or min(rows.positions.tolist()) < 0:
+        return False
+    return not any(cache.kind == "recurrent" and cache.recording for cache in caches)
 
 
 def _stored(tensors: MutableMapping[str, mx.array]) -> mx.Dtype:
