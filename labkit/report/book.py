@@ -189,7 +189,8 @@ def _stage(
     stage: Path, sources: Path, reports: Path, notebooks: Sequence[Path], packages: Sequence[str] | None
 ) -> None:
     """Put everything that the site is made of into one fresh folder."""
-    shutil.rmtree(stage, ignore_errors=True)
+    if stage.exists():
+        shutil.rmtree(stage)
     shutil.copytree(sources, stage, ignore=shutil.ignore_patterns("_build", "reports", "vendor", "__pycache__"))
     (stage / "notebooks").mkdir()
     for path in notebooks:

@@ -83,11 +83,13 @@ def run(
     Raises:
         parameters.ParameterError: an unknown parameter or a value that does not fit; nothing has been started.
         ValueError: two notebooks of one name, or an output folder that would overwrite its source.
+        OSError: `output` cannot be written; nothing has been started.
     """
     checked = {path: parameters.check(path, given or {}) for path in notebooks}
     if len({path.name for path in notebooks}) < len(notebooks):
         raise ValueError("two of the notebooks have the same file name: one copy would overwrite the other")
     output.mkdir(parents=True, exist_ok=True)
+    _try_to_write(output)
     if any(path.resolve().parent == output.resolve() for path in notebooks):
         raise ValueError(f"the output folder {output} holds the notebooks themselves: choose another")
     cores = os.cpu_count() or 1
@@ -134,6 +136,14 @@ def run(
             one.process.kill()
             _sweep(one)
     return [outcomes[path] for path in notebooks]
+
+
+def _try_to_write(folder: Path) -> None:
+    """Minutes before the first copy is written there."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
 
 
 def _start(source: Path, output: Path, values: dict, timeouts: dict, events: queue.Queue, retried=False) -> _Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
 import re
@@ -131,6 +132,19 @@ class TestWhatIsRefused:
         with pytest.raises(book.BookError, match=r"no folder|holds 'README.md', which is no part of a book"):
             book.build(output, reports=self.report(tmp_path))
         assert kept.read_text() == "mine"
+
+    def test_what_cannot_be_removed_is_named_with_its_reason(self, tmp_path: Path, write_notebook, monkeypatch) -> None:
+        """On a read-only disk; copying over the last build would say that a file exists."""
+        write_notebook(tmp_path / "01_x.ipynb")
+        (tmp_path / "site" / "sources").mkdir(parents=True)
+
+        def refuse(path: Path, ignore_errors: bool = False) -> None:
+            if not ignore_errors:
+                raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+        monkeypatch.setattr(book.shutil, "rmtree", refuse)
+        with pytest.raises(OSError, match=r"Read-only file system: '.*/site/sources'"):
+            book.build(tmp_path / "site", reports=self.report(tmp_path))
 
     def test_a_failed_notebook_is_named(self, tmp_path: Path) -> None:
         reports = self.report(tmp_path, passed=False, failure="01_x.ipynb, In [3] (1/0): ZeroDivisionError")

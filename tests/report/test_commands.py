@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from labkit import resources
+from labkit.report import runner
 from labkit.report.commands import find_notebooks, notebooks_app, report
 
 
@@ -61,6 +63,16 @@ def test_bad_parameters_end_with_code_2(invoke, tmp_path: Path, write_notebook, 
     assert done.exit_code == 2
     assert words in done.stderr.replace("\n", " ")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(tmp_path, write_notebook, monkeypatch) -> None:
+    def refuse(dir: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", f"{dir}/tmp1234")
+
+    monkeypatch.setattr(runner.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(runner, "_start", lambda *_, **__: pytest.fail("a notebook was started"))
+    with pytest.raises(OSError, match=r"Read-only file system: '.*/out'$"):
+        runner.run([write_notebook(tmp_path / "01_small.ipynb", "x = 1")], tmp_path / "out")
 
 
 def test_check_lists_findings_and_fails(invoke, tmp_path: Path, write_notebook) -> None:
