@@ -38,11 +38,15 @@ REAL_HEADS = {
 
 DENSE_HEADS = {**REAL_HEADS, "num_experts": 0, "num_experts_per_tok": 0}
 SHAPES = {"real-heads": REAL_HEADS, "dense-heads": DENSE_HEADS, "small": TEXT, "dense": DENSE}
-TOLERANCE = {mx.float32: 5e-3, mx.bfloat16: 0.8}
-"""Of logits whose standard deviation is 1.7. On a CPU the references' bf16 was at most 0.30 off in a dense model."""
-ROUTED = 0.7
-"""Of the median position of a sparse model in bf16: 0.21 and 0.31 there, and 4.7 at most, since random routers hold
-many near ties, and another expert is another function. A wrong computation is several off at every position."""
+TOLERANCE = 5e-3
+"""In fp32, at every position, of logits whose standard deviation is 1.7."""
+MEDIAN = {False: 0.3, True: 0.7}
+"""In bf16, of the positions of a dense and of a sparse model: 0.11 at most and 0.31 for mlx-lm's own bf16 on a CPU (dense
+weights that are not quantised). A wrong computation is several off at every position."""
+FAR, FEW = 0.8, 1 / 16
+"""In bf16 a dense model may have this share of positions that far off: random weights magnify a rounding here and there.
+mlx-lm's own bf16 has two of 64 positions at 0.87 for one prompt of six. In a sparse one they are no sign of anything,
+since random routers hold many near ties, and another expert is another function."""
 DTYPES = pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=["bf16", "fp32"])
 WIDTHS = {4: [20, 1, 1, 9, 1, 3, 8, 5, 1, 1, 14], 8: [30, 1, 3, 30], None: [30, 1, 3, 30]}
 """Of the forwards that read 64 tokens, by bits of the weights: each number up to 8 compiles its own kernels."""
@@ -102,24 +106,21 @@ def recorded(record_property):
 
 
 def close(both: Pair, ours: mx.array, wanted: mx.array, what: str) -> None:
-    """Every position within the tolerance; where experts may flip (a sparse model in bf16) the median is."""
+    """In fp32 every position is within the tolerance; in bf16 the median is, and of a dense model nearly all are."""
     ours = on_cpu(lambda: ours.astype(mx.float32))
     far = on_cpu(lambda: mx.abs(ours - wanted).max(axis=-1)).reshape(-1).tolist()
     median = sorted(far)[len(far) // 2]
     _recorded[what] = {"largest": float(f"{max(far):.3g}"), "median": float(f"{median:.3g}")}
     found = f"{what}: largest difference {max(far):.3g}, median {median:.3g} of {len(far)} positions"
-    if both.sparse and both.dtype == mx.bfloat16:
-        assert len(far) >= 16, "too few positions for a median"
-        assert median <= ROUTED, found
-        return
-    bound = TOLERANCE[both.dtype]
+    exact = both.dtype == mx.float32
+    bound = TOLERANCE if exact else FAR
     bad = [index for index, value in enumerate(far) if not value <= bound]
-    assert not bad, f"{found}; {len(bad)} beyond {bound}, first {bad[0]} with {far[bad[0]]:.3g}"
-    top = on_cpu(lambda: mx.argmax(ours, axis=-1)).reshape(-1).tolist()
-    rows = on_cpu(lambda: wanted.reshape(-1, wanted.shape[-1]))
-    for index, (mine, best) in enumerate(zip(top, on_cpu(lambda: mx.argmax(rows, axis=-1)).tolist(), strict=True)):
-        margin = rows[index, best].item() - rows[index, mine].item()
-        assert margin <= 2 * bound, f"{what}: position {index} names {mine} for {best}, {margin:.3g} behind"
+    allowed = 0 if exact else int(FEW * len(far))
+    if exact or not both.sparse:
+        assert len(bad) <= allowed, f"{found}; {len(bad)} beyond {bound}, first {bad[0]} with {far[bad[0]]:.3g}"
+    if not exact and len(far) >= 16:
+        assert median <= MEDIAN[both.sparse], found
+    assert exact or not both.sparse or len(far) >= 16, "too few positions for a median"
 
 
 def run(model: Hybrid, tokens: mx.array, widths: list[int]) -> mx.array:
