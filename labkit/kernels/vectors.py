@@ -114,6 +114,17 @@ class Emitter:
             x = self.builder.fadd(x, self.builder.shuffle_vector(x, x, mask))
         return self.builder.extract_element(x, ir.Constant(WORD, 0))
 
+    def totals(self, vectors: list[ir.Value]) -> ir.Value:
+        """The sums of eight vectors, each added up as by `total`, but in a third of its instructions."""
+        pairs, lanes = zip(vectors[:4], vectors[4:], strict=True), [0, 1, 2, 3, 8, 9, 10, 11]
+        for apart, following in ((4, [0, 1, 8, 9, 4, 5, 12, 13]), (2, [0, 2, 8, 10, 4, 6, 12, 14]), (1, [])):
+            masks = [ir.Constant(WORDS, [lane + more for lane in lanes]) for more in (0, apart)]
+            vectors = [
+                self.builder.fadd(*(self.builder.shuffle_vector(x, y, mask) for mask in masks)) for x, y in pairs
+            ]
+            pairs, lanes = zip(vectors[0::2], vectors[1::2], strict=False), following
+        return vectors[0]
+
     def register(self, value: ir.Value) -> Register:
         """A variable; LLVM keeps it in a register."""
         return Register(self, value)
@@ -154,6 +165,23 @@ class _Loop:
 def _alignment(kind: ir.Type) -> int:
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return 4 if isinstance(element, ir.FloatType) else element.width // 8
+
+
+CACHE_LINE = 64
+"""Bytes, or a part of them."""
+
+
+@intrinsic
+def ask_for(context, address, size):
+    """Let memory that will be read soon come nearer; it is any address, and so many bytes."""
+
+    def generate(context, builder, signature, args):
+        e = Emitter(builder)
+        with e.loop(builder.udiv(builder.add(args[1], e.long(CACHE_LINE - 1)), e.long(CACHE_LINE))) as line:
+            e.prefetch(e.at(args[0], (line, CACHE_LINE)))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
 
 
 @intrinsic

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.kernels.attention.tiles import dots, weigh
+from labkit.kernels.attention.tiles import dots, weigh, weigh_all
 from labkit.kernels.compiled import entry, inner
 from labkit.kernels.fused.loops import copy, exp, fill, gated, rms_norm
+from labkit.kernels.vectors import ask_for
 from labkit.kernels.views import floats, whole_numbers
 
 KEYS = 64
@@ -18,10 +19,19 @@ KEYS = 64
 QUERIES = 32
 """Tokens whose queries pass over the keys together."""
 
+EVERY = 8
+"""Queries of a single token that meet each key together. Its keys and values come from memory, once; those of many
+tokens stay in a cache, where four queries and two keys at a time take fewer reads."""
+
 
 @inner
-def _scores(q, size, k, width, count, out):
-    """out [4, KEYS] = q k^T for `size` rows, four or one, and `count` keys."""
+def _scores(q, size, k, v, width, count, out):
+    """out [size, KEYS] = q k^T for `size` rows, eight, four or one, and `count` keys. v: the values that follow."""
+    if size == EVERY:
+        for j in range(count):
+            ask_for(v + 4 * j * width, 4 * width)
+            dots(8, 1, q, width, k + 4 * j * width, width, width, out + 4 * j, KEYS)
+        return
     whole = count // 2 * 2 if size == 4 else 0
     for j in range(0, whole, 2):
         dots(4, 2, q, width, k + 4 * j * width, width, width, out + 4 * j, KEYS)
@@ -35,6 +45,9 @@ def _scores(q, size, k, width, count, out):
 @inner
 def _weigh(weights, size, v, width, count, out):
     """out [size, width] += weights^T v for `count` keys. weights: [count, size]."""
+    if size == EVERY:
+        weigh_all(8, weights, v, width, count, width, out, width)
+        return
     whole = count // 2 * 2 if size == 4 else 0
     for j in range(0, whole, 2):
         weigh(4, 2, weights + 16 * j, v + 4 * j * width, width, width, out, width)
@@ -59,16 +72,18 @@ def attend(q, rows, width, k, v, first, column, count, scale, y):
     largest, total = np.empty(rows, np.float32), np.zeros(rows, np.float32)
     fill(largest, np.float32(-np.inf))
     fill(out, np.float32(0))
-    scores, weights, here = np.empty(4 * KEYS, np.float32), np.empty(4 * KEYS, np.float32), np.empty(KEYS, np.float32)
+    scores, weights = np.empty(EVERY * KEYS, np.float32), np.empty(EVERY * KEYS, np.float32)
+    here = np.empty(KEYS, np.float32)
     for begin in range(first, end, KEYS):
         present = min(end - begin, KEYS)
         m = max(0, begin - column) * group
         while m < rows:
-            size = 4 if rows - m >= 4 else 1
+            size = EVERY if count == 1 and rows - m >= EVERY else 4 if rows - m >= 4 else 1
             # The last of these queries sees the most.
             seen = min(present, column + (m + size - 1) // group - begin + 1)
             at = 4 * m * width
-            _scores(q + at, size, k + 4 * begin * width, width, seen, scores.ctypes.data)
+            values = v + 4 * begin * width
+            _scores(q + at, size, k + 4 * begin * width, values, width, seen, scores.ctypes.data)
             for row in range(size):
                 visible = max(0, min(present, column + (m + row) // group - begin + 1))
                 top, sum_of_weights = largest[m + row], np.float32(0)
@@ -90,7 +105,7 @@ def attend(q, rows, width, k, v, first, column, count, scale, y):
                     weights[j * size + row] = here[j]
                 for j in range(visible, seen):
                     weights[j * size + row] = np.float32(0)
-            _weigh(weights.ctypes.data, size, v + 4 * begin * width, width, seen, y + at)
+            _weigh(weights.ctypes.data, size, values, width, seen, y + at)
             m += size
     for m in range(rows):
         for i in range(m * width, (m + 1) * width):

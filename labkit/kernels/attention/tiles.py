@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from labkit.kernels.vectors import FLOAT, FLOATS, LANES, Emitter
+from labkit.kernels.vectors import FLOAT, FLOATS, LANES, WORD, Emitter
 
 AHEAD = 8
 """Rows of a cache that are asked for before they are read: one is too short for the processor to see what follows."""
@@ -44,9 +45,14 @@ def _dots(e: Emitter, m: int, n: int, query, query_row, key, key_row, width, out
             q = e.load(e.at(start, (step, 4 * LANES)), FLOATS)
             for column, k in enumerate(ks):
                 sums[row, column].set(e.fma(q, k, sums[row, column].get()))
-    for row, column in places:
-        place = e.at(out, (row, e.builder.mul(out_row, e.long(4))), (column, 4))
-        e.store(e.total(sums[row, column].get()), place)
+    every = [sums[place].get() for place in places]
+    if len(every) == LANES:
+        together = e.totals(every)
+        totals = [e.builder.extract_element(together, ir.Constant(WORD, lane)) for lane in range(LANES)]
+    else:
+        totals = [e.total(one) for one in every]
+    for (row, column), total in zip(places, totals, strict=True):
+        e.store(total, e.at(out, (row, e.builder.mul(out_row, e.long(4))), (column, 4)))
 
 
 @intrinsic(prefer_literal=True)
@@ -91,3 +97,32 @@ def _weigh(e: Emitter, m: int, n: int, weights, value, value_row, width, out, ou
             for key, v in enumerate(vs):
                 total = e.fma(factors[row, key], v, total)
             e.store(total, place)
+
+
+@intrinsic(prefer_literal=True)
+def weigh_all(context, rows, weights, value, value_row, keys, width, out, out_row):
+    """`weigh` for any number of keys, bit for bit: eight lanes of each result stay in a register through all of them.
+
+    Each line of values is read twice, far apart: they should lie in a cache already.
+    """
+    m = rows.literal_value
+    signature = types.void(rows, *[types.intp] * 7)
+
+    def generate(context, builder, signature, args):
+        _weigh_all(Emitter(builder), m, *args[1:])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _weigh_all(e: Emitter, m: int, weights, value, value_row, keys, width, out, out_row) -> None:
+    with e.loop(e.builder.udiv(width, e.long(LANES))) as step:
+        places = [e.at(out, (row, e.builder.mul(out_row, e.long(4))), (step, 4 * LANES)) for row in range(m)]
+        totals = [e.register(e.load(place, FLOATS)) for place in places]
+        with e.loop(keys) as key:
+            v = e.load(e.at(value, (key, e.builder.mul(value_row, e.long(4))), (step, 4 * LANES)), FLOATS)
+            for row, total in enumerate(totals):
+                factor = e.spread(e.load(e.at(weights, (key, 4 * m), (row, 4)), FLOAT))
+                total.set(e.fma(factor, v, total.get()))
+        for place, total in zip(places, totals, strict=True):
+            e.store(total.get(), place)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.caches import Contiguous, Layout
-from labkit.kernels.attention.loops import KEYS, QUERIES
+from labkit.kernels.attention.loops import EVERY, KEYS, QUERIES
 from labkit.kernels.grouped_matmul.loops import ROWS
 from labkit.kernels.quantized_matmul.panels import INPUTS, OUTPUTS
 from labkit.models.hybrid.config import ATTENTION, HybridConfig
@@ -79,7 +79,7 @@ def _task(sizes: HybridConfig, layer: NativeLayer, block: int, queries: int) -> 
     entering = _product(block, sizes.hidden)
     leaving = block * FLOAT * int(mixer.output[OUTPUTS]) + _product(block, int(mixer.output[INPUTS]))
     group = sizes.query_heads // max(1, sizes.kv_heads)
-    attending = FLOAT * group * queries * (2 * sizes.head_dim + 2) + FLOAT * 9 * KEYS
+    attending = FLOAT * group * queries * (2 * sizes.head_dim + 2) + FLOAT * (2 * EVERY + 1) * KEYS
     every, routing, routed = mlp, 0, 0
     if isinstance(mlp, Experts):
         routing = block * FLOAT * int(mlp.router[:, OUTPUTS].sum()) + entering
