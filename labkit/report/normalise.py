@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit.report import executed
 from labkit.report.outcomes import Outcome, Progress
-from labkit.report.runner import run
+from labkit.report.runner import run, try_to_write
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -24,7 +24,13 @@ METADATA = {
 def refresh(
     notebooks: Sequence[Path], *, jobs: int | None = None, progress: Callable[[Progress], None] = lambda _: None
 ) -> list[Outcome]:
-    """Execute notebooks anew and write them back with their outputs; one that fails is left as it was."""
+    """Execute notebooks anew and write them back with their outputs; one that fails is left as it was.
+
+    Raises:
+        OSError: they lie where nothing can be written; nothing has been started.
+    """
+    for home in {path.parent for path in notebooks}:
+        try_to_write(home)
     with tempfile.TemporaryDirectory(prefix="labkit-refresh-") as folder:
         outcomes = run(notebooks, Path(folder), jobs=jobs, progress=progress)
         for outcome in outcomes:

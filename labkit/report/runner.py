@@ -89,7 +89,7 @@ def run(
     if len({path.name for path in notebooks}) < len(notebooks):
         raise ValueError("two of the notebooks have the same file name: one copy would overwrite the other")
     output.mkdir(parents=True, exist_ok=True)
-    _try_to_write(output)
+    try_to_write(output)
     if any(path.resolve().parent == output.resolve() for path in notebooks):
         raise ValueError(f"the output folder {output} holds the notebooks themselves: choose another")
     cores = os.cpu_count() or 1
@@ -138,8 +138,8 @@ def run(
     return [outcomes[path] for path in notebooks]
 
 
-def _try_to_write(folder: Path) -> None:
-    """Minutes before the first copy is written there."""
+def try_to_write(folder: Path) -> None:
+    """Raise OSError if nothing can be written in `folder`: minutes before the first notebook is done."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from labkit import resources
-from labkit.report import runner
+from labkit.report import normalise, runner
 from labkit.report.commands import find_notebooks, notebooks_app, report
 
 
@@ -71,8 +72,12 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(tmp_path,
 
     monkeypatch.setattr(runner.tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(runner, "_start", lambda *_, **__: pytest.fail("a notebook was started"))
+    path = write_notebook(tmp_path / "01_small.ipynb", "x = 1")
     with pytest.raises(OSError, match=r"Read-only file system: '.*/out'$"):
-        runner.run([write_notebook(tmp_path / "01_small.ipynb", "x = 1")], tmp_path / "out")
+        runner.run([path], tmp_path / "out")
+    monkeypatch.setattr(normalise, "run", lambda *_, **__: pytest.fail("a notebook was started"))
+    with pytest.raises(OSError, match=f"Read-only file system: '{re.escape(str(tmp_path))}'$"):
+        normalise.refresh([path])
 
 
 def test_check_lists_findings_and_fails(invoke, tmp_path: Path, write_notebook) -> None:
