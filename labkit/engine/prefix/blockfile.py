@@ -7,16 +7,12 @@ safetensors reader opens the file. Nothing here knows MLX: a writer thread runs 
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
 
+from labkit.engine.prefix.beside import beside
 from labkit.engine.prefix.filesystem import Fill, Parts, pages
 from labkit.engine.prefix.record import Record, Tensor
 
@@ -28,7 +24,6 @@ except ImportError:  # the same numbers, at a quarter of the speed
 FORMAT = "labkit-block-1"
 SEGMENT = 1 << 20  # bytes under one CRC, small enough that one CRC-32 guards few bits
 MAX_HEADER = 1 << 24
-THREADS = min(8, os.cpu_count() or 1)  # that read and compute checksums
 RUN = 2  # segments that a thread takes at a time, soon enough to find them in the processor's cache
 MANY = 3  # segments from which on threads, which are there already, are worth being asked: 0.02 ms each time
 
@@ -82,7 +77,7 @@ class Encoded:
         """Hand everything to `put` with its place in the file, a segment at most at a time. The head comes last: its
         checksums are computed while the data are written."""
         segments, at, checksums = list(_segments(self._pieces)), self._begin, []
-        with _workers(len(segments)) as begin:
+        with beside(len(segments) >= MANY) as begin:
             for first in range(0, len(segments), RUN):
                 run = segments[first : first + RUN]
                 checksums.append(begin(lambda run: "".join(map(_crc, run)), run))
@@ -139,7 +134,7 @@ def load(size: int, fill: Fill, place: Place = lambda about, tensors: {}) -> Rec
             checksums.append(_crc(segment))
         return "".join(checksums)
 
-    with _workers(len(segments)) as start:
+    with beside(len(segments) >= MANY) as start:
         *firsts, last = range(0, max(len(segments), 1), RUN)
         runs = [start(checked, first) for first in firsts]
         here = checked(last)  # this thread would only wait
@@ -194,39 +189,6 @@ def read_header(data: bytes | memoryview, size: int) -> tuple[dict[str, str], di
     if size != 8 + length + ends:
         raise Damaged(f"{size} bytes where the header speaks of {8 + length + ends}")
     return about, entries, 8 + length
-
-
-@contextlib.contextmanager
-def _workers(segments: int) -> Iterator[Callable[..., Callable[[], str]]]:
-    """A function that begins a call and gives what returns its result: in other threads where there are many segments,
-    else at once. Reading, writing and checksums let Python's lock go, and a row that is paused or comes back waits."""
-
-    def at_once(call: Callable[[Any], str], argument: Any) -> Callable[[], str]:
-        result = call(argument)
-        return lambda: result
-
-    if segments < MANY:
-        yield at_once
-        return
-    begun: list[Future] = []
-
-    def elsewhere(call: Callable[[Any], str], argument: Any) -> Callable[[], str]:
-        begun.append(_pool().submit(call, argument))
-        return begun[-1].result
-
-    try:
-        yield elsewhere
-    finally:
-        wait(begun)  # whatever failed: nobody touches the memory or the file any more
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    """Kept: to start threads takes as long as the checksums of 4 MB."""
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="labkit-checksum")
-
-
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads stay behind
 
 
 def checksums(pieces: list[bytes | memoryview]) -> str:

@@ -1,10 +1,9 @@
 """The disk tier: records as files, written whole or not at all, read only after they have proved themselves.
 
-A file is written beside its place, renamed, flushed, and the folder flushed: whoever is killed when, the place holds
-nothing or the whole file. It is renamed before it is flushed: so one flush brings file and name to the disk, and the
-folder's finds little to do. What a power cut tears before that does not match its checksums, and is a miss. The bytes
-of all files stay under a limit, by removing what was used longest ago and nobody has pinned. Nothing here knows MLX, so
-any thread may run it.
+A file is written beside its place, renamed, and flushed together with the folder: whoever is killed when, the place
+holds nothing or the whole file. It has its name before it is flushed, so that the disk is waited for once, not twice.
+What a power cut tears before that does not match its checksums, and is a miss. The bytes of all files stay under a
+limit, by removing what was used longest ago and nobody has pinned. Nothing here knows MLX, so any thread may run it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from labkit.engine.prefix import blockfile
+from labkit.engine.prefix.beside import beside
 from labkit.engine.prefix.counts import Counts
 from labkit.engine.prefix.filesystem import FileSystem
 from labkit.engine.prefix.folder import Entry, Folder
@@ -90,13 +90,14 @@ class DiskTier:
                 self._link(temporary, name)
             self._system.replace(temporary, place)
             temporary = place
-            self._system.sync(descriptor)
+            folders = list(place.parents)[: 3 if fresh else 1]
+            with beside() as begin:
+                names = [begin(self._system.sync_folder, folder) for folder in folders]
+                self._system.sync(descriptor)
+                for flushed in names:
+                    flushed()
             closing, descriptor = descriptor, None
             self._system.close(closing)
-            self._system.sync_folder(place.parent)
-            if fresh:
-                for folder in (place.parent.parent, place.parent.parent.parent):
-                    self._system.sync_folder(folder)
         except BaseException as error:
             if descriptor is not None:
                 with contextlib.suppress(OSError):

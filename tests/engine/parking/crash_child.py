@@ -1,10 +1,11 @@
-"""An engine that pauses and resumes one row until it is killed. Run as a script: imports once, then forks.
+"""An engine that pauses and resumes one row until it is killed. Run as a script, with the word "forked" or "fresh".
 
-Each line on standard input, `MODE MODEL FOLDER STEP LINES SECONDS PAUSES`, starts one fork and is answered by a line of
-JSON: the signal that ended it (0: none) and what it had said, line by line. MODE "plain" runs the request undisturbed;
-"pause" pauses and resumes it at every token, and dies in step STEP of its store's work on the disk, in the middle of it
-if that is a write, or SECONDS after it has said so many LINES, or having said for the PAUSESth time that it is paused;
-"resume" takes up what was left, or asks again if nothing was.
+Each line on standard input, `MODE MODEL FOLDER STEP LINES SECONDS PAUSES`, starts one process and is answered by a line
+of JSON: the signal that ended it (0: none) and what it had said, line by line. "forked", a process has imported
+everything before it begins; "fresh", it begins anew, since Metal does not survive a fork. MODE "plain" runs the request
+undisturbed; "pause" pauses and resumes it at every token, and dies in step STEP of its store's work on the disk, in the
+middle of it if that is a write, or SECONDS after it has said so many LINES, or once it has said for the PAUSESth time
+that it is paused; "resume" takes up what was left, or asks again if nothing was.
 """
 
 from __future__ import annotations
@@ -63,28 +64,43 @@ def run(mode: str, model: str, folder: str, step: int, pauses: int, out: int) ->
     store.close()
 
 
-def main() -> None:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-    import mlx_lm.models.qwen3_5
-    import mlx_lm.sample_utils
-    import mlx_lm.tokenizer_utils
-    import mlx_lm.utils  # noqa: F401
+def run_and_end(words: list[str], out: int) -> None:
+    """What a line asks for, in a process that ends with it."""
+    mode, model, folder, step, pauses = words
+    try:
+        run(mode, model, folder, int(step), int(pauses), out)
+        os._exit(0)
+    except BaseException as error:
+        os.write(out, (json.dumps({"error": repr(error)}) + "\n").encode())
+    finally:
+        os._exit(3)
 
-    import labkit.engine.prefix.store  # noqa: F401  # before the forks; no array is made here
+
+def begun(words: list[str], out: int, *, fresh: bool) -> int:
+    """The id of a process that does what a line asks for."""
+    if fresh:
+        os.set_inheritable(out, True)
+        command = [sys.executable, __file__, *words, str(out)]
+        return os.posix_spawn(sys.executable, command, os.environ)
+    child = os.fork()
+    if child == 0:
+        run_and_end(words, out)
+    return child
+
+
+def serve(*, fresh: bool) -> None:
+    if not fresh:
+        import mlx_lm.models.qwen3_5
+        import mlx_lm.sample_utils
+        import mlx_lm.tokenizer_utils
+        import mlx_lm.utils  # noqa: F401
+
+        import labkit.engine.prefix.store  # noqa: F401  # before the forks; no array is made here
 
     for line in sys.stdin:
         mode, model, folder, step, lines, seconds, pauses = line.split()
         read, written = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(read)
-            try:
-                run(mode, model, folder, int(step), int(pauses), written)
-                os._exit(0)
-            except BaseException as error:
-                os.write(written, (json.dumps({"error": repr(error)}) + "\n").encode())
-            finally:
-                os._exit(3)
+        child = begun([mode, model, folder, step, pauses], written, fresh=fresh)
         os.close(written)
         with os.fdopen(read) as said:
             heard = []
@@ -100,4 +116,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    *words, last = sys.argv[1:]
+    if words:
+        run_and_end(words, int(last))
+    serve(fresh=last == "fresh")

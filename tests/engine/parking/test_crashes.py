@@ -20,11 +20,10 @@ from tests.tiny_models import write_checkpoint
 class Engines:
     """Starts engines, one at a time, each a process of its own."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, how: str) -> None:
         self.model = model
-        self.process = subprocess.Popen(
-            [sys.executable, crash_child.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, crash_child.__file__, how]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(
         self, mode: str, folder: Path, *, step: int = 0, lines: int = 0, seconds: float = 0.0, pauses: int = 0
@@ -35,14 +34,22 @@ class Engines:
         assert not any("error" in line for line in answer["said"]), answer
         return answer["signal"], answer["said"]
 
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory) -> Iterator[Engines]:
-    parent = Engines(write_checkpoint(tmp_path_factory.mktemp("model") / "hybrid", "hybrid"))
+def model(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "hybrid", "hybrid")
+
+
+@pytest.fixture(scope="module")
+def engines(model) -> Iterator[Engines]:
+    parent = Engines(model, "fresh" if sys.platform == "darwin" else "forked")
     yield parent
-    parent.process.stdin.close()
-    parent.process.wait()
-    parent.process.stdout.close()
+    parent.close()
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +114,17 @@ def test_twelve_kills_while_pausing_lose_nothing(engines, answer, tmp_path):
 @pytest.mark.parametrize("seed", range(10))
 def test_hundreds_of_kills_while_pausing_lose_nothing(engines, answer, tmp_path, seed):
     check(engines, answer, tmp_path, max(12, many(40)), seed=100 + seed)
+
+
+def test_processes_that_begin_anew_are_killed_and_go_on_alike(model, answer, tmp_path):
+    """What every kill is where nobody may fork, on Metal."""
+    fresh = Engines(model, "fresh")
+    ended, said = fresh.run("pause", tmp_path, pauses=3)
+    assert ended == signal.SIGKILL
+    ended, after = fresh.run("resume", tmp_path)
+    fresh.close()
+    assert ended == 0
+    assert tokens_of(said) + tokens_of(after) == answer
 
 
 def test_a_prompt_that_was_killed_begins_at_its_last_committed_block(engines, answer, tmp_path):
