@@ -12,14 +12,14 @@ import numpy as np
 from labkit.kernels.fused import chains_reference as reference
 from labkit.kernels.fused.residual import norm_dtype
 from labkit.kernels.header import Header
-from labkit.kernels.headers import SHARED
+from labkit.kernels.headers import SHARED, TILES
 from labkit.kernels.launch import Kernel
 from labkit.kernels.placement import on_device
 
 _HERE = Path(__file__).parent
 _VALUES = Header.from_file(_HERE / "values.h")
 HEADS = Header.from_file(_HERE / "values.h", _HERE / "heads.h")
-ROUTER = SHARED.followed_by(Header.from_file(_HERE / "router.h"))
+ROUTER = SHARED.followed_by(TILES, Header.from_file(_HERE / "router.h"))
 _THREADS = 256
 
 QK_NORM_ROPE = Kernel.from_file(

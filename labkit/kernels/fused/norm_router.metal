@@ -1,7 +1,7 @@
 // Each threadgroup normalises the row again, from cache, and multiplies it with the router's rows of THREADS / 32 experts, one
 // a simdgroup.
 threadgroup float partial[32];
-threadgroup float row_[D];
+alignas(16) threadgroup float row_[RouterRow<D, BITS, GROUP>::MEMORY];
 size_t line = threadgroup_position_in_grid.y, begin = line * D;
 uint block = threadgroup_position_in_grid.x;
 norm_and_score<T, D, BITS, GROUP, THREADS>(

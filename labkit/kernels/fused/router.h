@@ -7,13 +7,15 @@ template <class T, int D, int THREADS> struct AddedRow {
   static constexpr constant int VALUES = (D + THREADS - 1) / THREADS;
   float h[VALUES], weights[VALUES];
 
+  static METAL_FUNC bool inside(uint d) { return D % THREADS == 0 || d < D; }
+
   // All reads at once. Behind a write that might be to what it reads, a read waits for its turn.
   template <class X, class Residual, class Weight> METAL_FUNC void load(X x, Residual residual, Weight weight, uint t) {
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
       uint d = t + i * THREADS;
-      h[i] = d < D ? static_cast<float>(x[d]) + static_cast<float>(residual[d]) : 0.0f;
-      weights[i] = d < D ? static_cast<float>(weight[d]) : 0.0f;
+      h[i] = inside(d) ? static_cast<float>(x[d]) + static_cast<float>(residual[d]) : 0.0f;
+      weights[i] = inside(d) ? static_cast<float>(weight[d]) : 0.0f;
     }
   }
 
@@ -26,7 +28,7 @@ template <class T, int D, int THREADS> struct AddedRow {
       R rounded = static_cast<R>(h[i]);
       h[i] = static_cast<float>(rounded);
       sum += h[i] * h[i];
-      if (d < D && wanted) hidden[d] = rounded;
+      if (inside(d) && wanted) hidden[d] = rounded;
     }
     return sum;
   }
@@ -35,67 +37,81 @@ template <class T, int D, int THREADS> struct AddedRow {
 };
 
 //@provides RouterRow
-// An expert's row of the router, by one simdgroup: packed words, scales and biases in registers.
+// An expert's row of the router, by one simdgroup: packed words in pieces of sixteen bytes, scales and biases, in registers. The
+// row that it meets lies in threadgroup memory such that lanes with adjacent pieces read adjacent values: four of each piece
+// together, and between those a gap, which spreads what one piece's values are written to over all banks.
 template <int D, int BITS, int GROUP> struct RouterRow {
-  static constexpr constant uint PACK = 32 / BITS;            // values of a word
-  static constexpr constant uint WORDS = D / PACK;            // words of an expert's row
-  static constexpr constant int LOADS = (WORDS + 31) / 32;    // words of a lane
-  uint word[LOADS];
+  static constexpr constant uint PER_WORD = 32 / BITS, PER_PIECE = 4 * PER_WORD;             // values
+  static constexpr constant uint PIECES = D / PER_PIECE, FOURS = PER_PIECE / 4;              // of a row, of a piece
+  static constexpr constant int LOADS = (PIECES + 31) / 32;                                  // pieces of a lane
+  static constexpr constant uint PITCH = 4 * PIECES + 32 / FOURS;
+  static constexpr constant int MEMORY = FOURS * PITCH;                                      // floats, D + 32 of them
+  uint4 words[LOADS];
   float factor[LOADS], offset[LOADS];
 
-  template <class W, class S> METAL_FUNC void load(W router, S scales, S biases, uint expert, bool real, uint lane) {
+  static METAL_FUNC uint place(uint d) { return d / 4 % FOURS * PITCH + d / PER_PIECE * 4 + d % 4; }
+
+  // Lanes behind the last piece read that one, as every read that hangs on nothing is requested sooner; `dot` leaves it out.
+  template <class W, class S> METAL_FUNC void load(W router, S scales, S biases, uint expert, uint lane) {
+#pragma unroll
     for (int i = 0; i < LOADS; i++) {
-      uint w = lane + 32 * i;
-      bool inside = real && w < WORDS;
-      size_t group = size_t(expert) * (D / GROUP) + w * PACK / GROUP;
-      word[i] = inside ? router[size_t(expert) * WORDS + w] : 0;
-      factor[i] = inside ? static_cast<float>(scales[group]) : 0.0f;
-      offset[i] = inside ? static_cast<float>(biases[group]) : 0.0f;
+      uint piece = min(lane + 32 * i, PIECES - 1);
+      size_t group = size_t(expert) * (D / GROUP) + piece * PER_PIECE / GROUP;
+      words[i] = load16_if((const device uint4*)router + size_t(expert) * PIECES + piece, true);
+      factor[i] = static_cast<float>(scales[group]);
+      offset[i] = static_cast<float>(biases[group]);
     }
   }
 
-  METAL_FUNC float dot(threadgroup const float* row, bool real, uint lane) {
+  METAL_FUNC float dot(threadgroup const float* row, uint lane) {
     float sum = 0.0f;
+#pragma unroll
     for (int i = 0; i < LOADS; i++) {
-      uint w = lane + 32 * i;
-      if (real && w < WORDS) {
-        float products = 0.0f, plain = 0.0f;
-        for (uint j = 0; j < PACK; j++) {
-          float value = row[w * PACK + j];
-          products += value * static_cast<float>((word[i] >> (BITS * j)) & ((1u << BITS) - 1));
-          plain += value;
+      uint piece = lane + 32 * i;
+      if (PIECES % 32 != 0 && piece >= PIECES) break;
+      float products = 0.0f, plain = 0.0f;
+#pragma unroll
+      for (uint j = 0; j < 4; j++) {
+        float q[PER_WORD];
+        unpack_word<BITS>(j == 0 ? words[i].x : j == 1 ? words[i].y : j == 2 ? words[i].z : words[i].w, q);
+#pragma unroll
+        for (uint k = 0; k < PER_WORD; k += 4) {
+          float4 four = *(threadgroup const float4*)(row + (j * PER_WORD + k) / 4 * PITCH + 4 * piece);
+          products += four.x * q[k] + four.y * q[k + 1] + four.z * q[k + 2] + four.w * q[k + 3];
+          plain += (four.x + four.y) + (four.z + four.w);
         }
-        sum += products * factor[i] + plain * offset[i];
       }
+      sum += products * factor[i] + plain * offset[i];
     }
     return simd_sum(sum);
   }
 };
 
 //@provides norm_and_score
-// The norm of a row, and its scores for experts `first` and the following, one a simdgroup. `row` holds D floats, `partial` 32; the
-// sum goes to `hidden` and its norm to `normed` if `written`. All that the router and the norm read is requested before anything
-// is summed or written.
+// The norm of a row, and its scores for experts `first` and the following, one a simdgroup. `row` holds `RouterRow::MEMORY` floats,
+// aligned to 16 bytes, `partial` 32; the sum goes to `hidden` and its norm to `normed` if `written`. All that the router and the norm
+// read is requested before anything is summed or written.
 template <class T, int D, int BITS, int GROUP, int THREADS, class X, class Residual, class Weight, class W, class S, class R>
 METAL_FUNC void norm_and_score(X x, Residual residual, Weight weight, W router, S scales, S biases, float eps, uint first, uint experts,
                                bool written, device R* hidden, device T* normed, device float* logits, threadgroup float* row,
                                threadgroup float* partial, uint t, uint lane, uint simdgroup) {
   uint expert = first + simdgroup;
-  bool real = expert < experts;
   RouterRow<D, BITS, GROUP> scores;
-  scores.load(router, scales, biases, expert, real, lane);
+  scores.load(router, scales, biases, min(expert, experts - 1), lane);
   AddedRow<T, D, THREADS> added;
   added.load(x, residual, weight, t);
   float sum = threadgroup_sum<THREADS>(added.add(hidden, written, t), partial, lane, simdgroup);
   float scale = metal::precise::rsqrt(sum / D + eps);
+#pragma unroll
   for (int i = 0; i < AddedRow<T, D, THREADS>::VALUES; i++) {
     uint d = t + i * THREADS;
-    if (d >= D) break;
-    T rounded = added.normed(i, scale);
-    row[d] = static_cast<float>(rounded);
-    if (written) normed[d] = rounded;
+    if (added.inside(d)) {
+      T rounded = added.normed(i, scale);
+      row[scores.place(d)] = static_cast<float>(rounded);
+      if (written) normed[d] = rounded;
+    }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  float dot = scores.dot(row, real, lane);
-  if (real && lane == 0) logits[expert] = dot;
+  float dot = scores.dot(row, lane);
+  if (expert < experts && lane == 0) logits[expert] = dot;
 }

@@ -145,7 +145,7 @@ def decode_experts(
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
-    form = _decode_form(x, gate, up, down, target)
+    form = form_for(x, gate, up, down, target=target)
     (hidden,) = DECODE_GATE_UP[form](**decode_gate_up_call(x, gate, up, indices, form), target=target)
     call = decode_down_call(hidden, down, indices, weights, shared, shared_factor, form)
     (y,) = DECODE_DOWN[form](**call, target=target)
@@ -185,15 +185,9 @@ def choose_decode_experts(
     Source: as `choose_experts` and `grouped_experts`.
     """
     experts = gate.experts - shared if experts is None else experts
-    form = _decode_form(x, gate, up, down, target)
+    form = form_for(x, gate, up, down, target=target)
     choice = {"experts": experts, "renormalise": renormalise, "shared": shared}
     call = choose_gate_up_call(x, gate, up, logits, k, form, **choice)
     hidden, indices, weights = CHOOSE_GATE_UP[form](**call, target=target)
     (y,) = DECODE_DOWN[form](**decode_down_call(hidden, down, indices, weights, form=form), target=target)
     return y
-
-
-def _decode_form(x: mx.array, gate: Packed, up: Packed, down: Packed, target: str | None) -> str:
-    # H200 (data/measured/h200_grouped_matmul.json): one token took 12.6 and 12.5 us by lanes, 17.1 and 15.9 by tensor
-    # cores, whose text is half as long again and hashed at each launch.
-    return "plain" if x.shape[0] == 1 else form_for(x, gate, up, down, target=target)

@@ -1,9 +1,10 @@
-// hidden[a, n] = silu(gate . x) (up . x) for one assignment a (token a / TOPK, expert indices[a]) and 16 columns: the expert's gate
-// and up rows are read together, each once.
+// hidden[a, n] = silu(gate . x) (up . x) for one assignment a (token a / TOPK, expert indices[a]) and a tile of columns: the
+// expert's gate and up rows are read together, each once.
 alignas(16) threadgroup float memory[FewRows::MEMORY];
 threadgroup int expert[1];
 threadgroup float factor[1];
-uint assignment = threadgroup_position_in_grid.y, first = threadgroup_position_in_grid.x * 16, thread_ = thread_position_in_threadgroup.x;
+uint assignment = threadgroup_position_in_grid.y, first = threadgroup_position_in_grid.x * FewRows::COLUMNS;
+uint thread_ = thread_position_in_threadgroup.x;
 if (thread_ == 0) expert[0] = indices[assignment], factor[0] = 1.0f;
 threadgroup_barrier(mem_flags::mem_threadgroup);
 

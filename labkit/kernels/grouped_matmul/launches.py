@@ -8,24 +8,44 @@ from pathlib import Path
 import mlx.core as mx
 
 from labkit.kernels.grouped_matmul import reference
+from labkit.kernels.header import Header
 from labkit.kernels.headers import TILES
 from labkit.kernels.launch import Kernel
 from labkit.kernels.quantized_matmul.launches import (
     check_form,
     check_tile,
     columns_of,
-    row_kernels,
     split_for,
     stages_for,
-    tensor_split_for,
     tile_kernels,
 )
 from labkit.kernels.quantized_matmul.packed import Packed
 from labkit.kernels.routing.launches import ROUTING, check_choice
 
+MOST_SIMDS = 20
+"""Simdgroups of a threadgroup in the form "tensor": with 96 registers a thread they fit a multiprocessor."""
+
 _FOLDER = Path(__file__).parent
 _GATE_UP = ["x", "gate", "gate_scales", "gate_biases", "up", "up_scales", "up_biases"]
 _DOWN = ["hidden", "down", "down_scales", "down_biases"]
+
+
+def _row_kernels(
+    name: str, inputs: list[str], outputs: list[str], slots: str, parts: int, oracle, header: Header = TILES
+) -> dict[str, Kernel]:
+    """A text over `FewRows` for one row of x and experts' weights in both forms. `slots`, `parts`: SLOTS, PARTS."""
+    text = (_FOLDER / f"{name}.metal").read_text()
+    forms = {
+        "plain": f"FewRowsByLanes<T, S, 1, BITS, GROUP, K, N, true, {slots}, {parts}, SIMDS>",
+        "tensor": f"OneRowByTensor<T, BITS, GROUP, K, N, true, {slots}, {parts}, SIMDS, UNROLL>",
+    }
+    return {
+        form: Kernel(
+            f"{name}_{form}", inputs, outputs, f"using FewRows = {rows};\n{text}", header=header, reference=oracle
+        )
+        for form, rows in forms.items()
+    }
+
 
 EXPERT_GATE_UP = tile_kernels(
     _FOLDER / "expert_gate_up.metal", [*_GATE_UP, "order", "block_map"], ["hidden"], True, reference.expert_gate_up
@@ -39,23 +59,18 @@ COMBINE_EXPERTS = Kernel.from_file(
     ["y"],
     reference=reference.combine_experts,
 )
-DECODE_GATE_UP = row_kernels(
-    _FOLDER / "decode_gate_up.metal", [*_GATE_UP, "indices"], ["hidden"], "1 true 1 2", reference.decode_gate_up
-)
-CHOOSE_GATE_UP = row_kernels(
-    _FOLDER / "choose_gate_up.metal",
+DECODE_GATE_UP = _row_kernels("decode_gate_up", [*_GATE_UP, "indices"], ["hidden"], "1", 2, reference.decode_gate_up)
+CHOOSE_GATE_UP = _row_kernels(
+    "choose_gate_up",
     [*_GATE_UP, "logits", "L"],
     ["hidden", "indices", "weights"],
-    "1 true 1 2",
+    "1",
+    2,
     reference.choose_gate_up,
     header=TILES.followed_by(ROUTING),
 )
-DECODE_DOWN = row_kernels(
-    _FOLDER / "decode_down.metal",
-    [*_DOWN, "indices", "weights", "shared", "shared_factor"],
-    ["y"],
-    "1 true TOPK 1",
-    reference.decode_down,
+DECODE_DOWN = _row_kernels(
+    "decode_down", [*_DOWN, "indices", "weights", "shared", "shared_factor"], ["y"], "TOPK", 1, reference.decode_down
 )
 
 
@@ -211,11 +226,13 @@ def choose_gate_up_call(
         )
     slots, tokens = k + shared, logits.shape[0]
     call = _gate_up(x, gate, up, slots, form, simds, unroll)
+    (columns, rows, _), threads = call["grid"], call["threadgroup"][0]
     choice = [("E", experts), ("TOPK", k), ("SHARED", shared), ("RENORMALISE", renormalise)]
     return {
         **call,
         "inputs": [*call["inputs"], logits, logits.shape[1]],
         "template": [*call["template"], *choice],
+        "grid": (columns + threads, rows, 1),
         "output_shapes": [*call["output_shapes"], (tokens, slots), (tokens, slots)],
         "output_dtypes": [x.dtype, mx.int32, mx.float32],
     }
@@ -227,21 +244,33 @@ def _gate_up(
     """What both calls for gate and up have in common; `slots`: experts of a token."""
     _same_shape(gate, up)
     _check(x, gate, form, "x", up)
-    steps = -(-gate.k * gate.bits // 512)
-    # K = 2048 in one graph of an H200's (data/measured/h200_step_forms.json): 10.7 us by 4 simdgroups, 11.9 by 8, and
-    # for eight tokens 40 and 57.
-    chosen = tensor_split_for(steps, parts=2) if form == "tensor" else split_for(steps)
-    simds, unroll = simds or chosen[0], unroll or chosen[1]
+    simds, unroll = _split(gate, 1, form, simds, unroll)
+    columns = 8 if form == "tensor" else 16
     rows = x.shape[0] * slots
     return {
         "inputs": [x, *gate.arrays, *up.arrays],
         "template": [("T", x.dtype), *gate.template, ("SIMDS", simds)]
         + ([("UNROLL", unroll)] if form == "tensor" else []),
-        "grid": (-(-gate.n // 16) * 32 * simds, rows, 1),
+        "grid": (-(-gate.n // columns) * 32 * simds, rows, 1),
         "threadgroup": (32 * simds, 1, 1),
         "output_shapes": [(rows, gate.n)],
         "output_dtypes": [x.dtype],
     }
+
+
+def _split(weights: Packed, slots: int, form: str, simds: int | None, unroll: int | None) -> tuple[int, int]:
+    """Simdgroups of a threadgroup whose rows take the steps of `slots` experts, and steps each has in flight."""
+    steps = -(-weights.k * weights.bits // 512)
+    if form == "plain":
+        chosen = split_for(slots * steps)
+        return simds or chosen[0], unroll or chosen[1]
+    # As many steps as the tensor core has columns for their groups, four at most, and a simdgroup for each such task.
+    # One and eight tokens on an H200, us a launch (data/measured/h200_one_row_forms.json): gate and up take 5.4 and
+    # 29.3 by 4 steps, 7.4 and 40.9 by 2 steps in twice as many simdgroups; down 4.1 and 16.2, 4.2 and 25.1.
+    per_step = max(1, 512 // (weights.group_size * weights.bits))
+    unroll = unroll or min(4, 8 // per_step, steps)
+    tasks = slots * -(-steps // unroll)
+    return simds or -(-tasks // -(-tasks // MOST_SIMDS)), unroll
 
 
 def decode_down_call(
@@ -272,9 +301,7 @@ def decode_down_call(
             f"hidden and weights are for {indices.shape} assignments, not {hidden.shape} and {weights.shape}"
         )
     shared, factor, has_shared = _shared(shared, factor, tokens, down.n, hidden.dtype)
-    steps = k * -(-down.k * down.bits // 512)
-    chosen = tensor_split_for(steps) if form == "tensor" else split_for(steps)
-    simds, unroll = simds or chosen[0], unroll or chosen[1]
+    simds, unroll = _split(down, k, form, simds, unroll)
     return {
         "inputs": [hidden, *down.arrays, indices, weights, shared, factor],
         "template": [("T", hidden.dtype), *down.template, ("TOPK", k), ("SHARED", has_shared), ("SIMDS", simds)]

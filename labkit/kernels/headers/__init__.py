@@ -10,6 +10,6 @@ SHARED = Header.from_file(*sorted(Path(__file__).parent.glob("*.h")))
 _TILES = Path(__file__).parent / "tiles"
 
 TILES = Header.from_file(
-    *(_TILES / f"{name}.h" for name in ("primitives", "packed_weights", "few_rows", "weight_tiles"))
+    *(_TILES / f"{name}.h" for name in ("primitives", "packed_weights", "few_rows", "one_row", "weight_tiles"))
 )
 """What matrix kernels stand on, from single instructions to whole tiles, in the order in which one needs the other."""

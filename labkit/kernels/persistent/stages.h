@@ -48,7 +48,7 @@ template <class T, class S, class R, class GateUp, class Down, int M, int D, int
           int ROUTER_BITS, int ROUTER_GROUP, int I, int BITS, int GROUP, int DOWN_BITS, int DOWN_GROUP, int SIMDS>
 struct SparseHalf {
   static constexpr constant int SLOTS = TOPK + SHARED, CHOICES = M * SLOTS;
-  static constexpr constant int MEMORY = larger(D, larger(GateUp::MEMORY, Down::MEMORY));
+  static constexpr constant int MEMORY = larger(RouterRow<D, ROUTER_BITS, ROUTER_GROUP>::MEMORY, larger(GateUp::MEMORY, Down::MEMORY));
   static constexpr constant uint BLOCKS = (SCORES + SIMDS - 1) / SIMDS;  // of experts whose scores a threadgroup makes
   static constexpr constant uint INNER_TILES = (I + 15) / 16, TILES = (D + 15) / 16;
 

@@ -9,11 +9,45 @@ METAL_FUNC uint ordered_bits(float x) {
 METAL_FUNC float ordered_float(uint key) {
   return as_type<float>((key & 0x80000000u) ? (key & 0x7fffffffu) : ~key);
 }
-// NaN counts as -inf and +inf as the largest float, so that one bad logit cannot make a whole row NaN. One zero: bits would
-// order two.
+// NaN counts as -inf and +inf as the largest float, so that one bad logit cannot make a whole row NaN. One zero, since bits would
+// order two: -0 + 0 is 0.
 METAL_FUNC float clean(float x) {
-  if (x == 0.0f) return 0.0f;
-  return isnan(x) ? -INFINITY : min(x, 3.402823466e38f);
+  return select(min(x + 0.0f, 3.402823466e38f), -INFINITY, isnan(x));
+}
+
+//@provides choose_best
+// The first `rounds` of a row's K best experts by one simdgroup: lane l holds the scores of experts l, l + 32, ... and returns choice
+// number l, best first, equal scores by the lower expert.
+template <int E, bool SIGMOID, bool BIASED, class Row, class Bias>
+METAL_FUNC uint choose_best(Row row, Bias bias, uint rounds, uint lane) {
+  constexpr int PER_LANE = (E + 31) / 32;
+  uint keys[PER_LANE];
+  for (int i = 0; i < PER_LANE; i++) {
+    uint e = lane + 32 * i;
+    keys[i] = 0;
+    if (e < uint(E)) {
+      float x = clean(static_cast<float>(row[e]));
+      if (SIGMOID) x = 1.0f / (1.0f + exp(-x));
+      if (BIASED) x = clean(x + static_cast<float>(bias[e]));
+      keys[i] = ordered_bits(x);
+    }
+  }
+  uint mine = 0;
+#pragma unroll 1
+  for (uint k = 0; k < rounds; k++) {
+    uint best = 0, at = 0xffffffffu;
+    for (int i = 0; i < PER_LANE; i++) best = max(best, keys[i]);
+    uint top = simd_max(best);
+    for (int i = PER_LANE - 1; i >= 0; i--) {
+      if (keys[i] == top) at = lane + 32 * i;
+    }
+    uint winner = simd_min(at);
+    for (int i = 0; i < PER_LANE; i++) {
+      if (lane + 32 * i == winner) keys[i] = 0;
+    }
+    if (lane == k) mine = winner;
+  }
+  return mine;
 }
 
 //@provides Choice choose
@@ -22,53 +56,24 @@ struct Choice {
   float weight;
 };
 
-// One row by one simdgroup: lane l holds the scores of experts l, l + 32, ... and returns choice number l, best first, equal
-// scores by the lower expert. Weights are 0 where every chosen score is 0.
+// A row's K best with their weights, which are 0 where every chosen score is 0: lane l returns choice number l.
 template <int E, int K, bool SIGMOID, bool BIASED, bool RENORMALISE, class Row, class Bias>
 METAL_FUNC Choice choose(Row row, Bias bias, float scale, uint lane) {
-  constexpr int PER_LANE = (E + 31) / 32;
-  uint keys[PER_LANE];
-  float largest = -3.402823466e38f, sum = 0.0f;
-  for (int i = 0; i < PER_LANE; i++) {
-    uint e = lane + 32 * i;
-    keys[i] = 0;
-    if (e < uint(E)) {
-      float x = clean(static_cast<float>(row[e]));
-      largest = max(largest, x);
-      if (SIGMOID) x = 1.0f / (1.0f + exp(-x));
-      if (BIASED) x = clean(x + static_cast<float>(bias[e]));
-      keys[i] = ordered_bits(x);
+  uint mine = choose_best<E, SIGMOID, BIASED>(row, bias, uint(K), lane);
+  float x = lane < uint(K) ? clean(static_cast<float>(row[mine])) : -INFINITY, score = 0.0f, sum = 0.0f;
+  if (SIGMOID) {
+    if (lane < uint(K)) score = 1.0f / (1.0f + exp(-x));
+  } else {
+    float largest = max(x, -3.402823466e38f);
+    if (!RENORMALISE) {
+      for (uint e = lane; e < uint(E); e += 32) largest = max(largest, clean(static_cast<float>(row[e])));
     }
-  }
-  if (!SIGMOID) {
     largest = simd_max(largest);
     if (!RENORMALISE) {
-      for (int i = 0; i < PER_LANE; i++) {
-        if (lane + 32 * i < uint(E)) sum += exp(clean(static_cast<float>(row[lane + 32 * i])) - largest);
-      }
+      for (uint e = lane; e < uint(E); e += 32) sum += exp(clean(static_cast<float>(row[e])) - largest);
       sum = simd_sum(sum);
     }
-  }
-  uint mine = 0;
-  for (int k = 0; k < K; k++) {
-    uint best = 0, which = 0;
-    for (int i = 0; i < PER_LANE; i++) {
-      if (keys[i] > best) {
-        best = keys[i];
-        which = i;
-      }
-    }
-    uint top = simd_max(best);
-    uint winner = simd_min(best == top ? lane + 32 * which : 0xffffffffu);
-    for (int i = 0; i < PER_LANE; i++) {
-      if (lane + 32 * i == winner) keys[i] = 0;
-    }
-    if (lane == uint(k)) mine = winner;
-  }
-  float score = 0.0f;
-  if (lane < uint(K)) {
-    float x = clean(static_cast<float>(row[mine]));
-    score = SIGMOID ? 1.0f / (1.0f + exp(-x)) : exp(x - largest);
+    score = exp(x - largest);
   }
   if (RENORMALISE) sum = simd_sum(score);
   if (RENORMALISE || !SIGMOID) score = sum > 0.0f ? score / sum : 0.0f;

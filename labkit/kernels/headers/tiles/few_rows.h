@@ -40,6 +40,7 @@ template <class T, class S, int M, int BITS, int GROUP, int K, int N, bool ROUTE
           class Where = InDevice<T>>
 struct FewRowsByLanes {
   using X = typename Where::Row;
+  static constexpr constant uint COLUMNS = 16;              // of each part
   static constexpr constant uint ROW = uint(K) * BITS / 8;  // bytes
   static constexpr constant uint GROUPS = K / GROUP;
   static constexpr constant int PER_WORD = 32 / BITS;
@@ -143,6 +144,7 @@ template <class T, int M, int BITS, int GROUP, int K, int N, bool ROUTED, int SL
           class Where = InDevice<T>>
 struct FewRowsByTensor {
   using X = typename Where::Row;
+  static constexpr constant uint COLUMNS = 16;                                                   // of each part
   static constexpr constant uint ROW = uint(K) * BITS / 8;                                       // bytes
   static constexpr constant uint GROUP_BYTES = GROUP * BITS / 8;
   static constexpr constant uint GROUPS = K / GROUP;
@@ -396,7 +398,7 @@ METAL_FUNC void few_rows_tile(const device uint* w, const device S* scales, cons
 }
 
 //@provides gate_up_tile
-// hidden[n] = silu(gate . x) (up . x) for one assignment and the 16 columns from parts[0].first on: gate's and up's rows of its
+// hidden[n] = silu(gate . x) (up . x) for one assignment and a tile's columns, from parts[0].first on: gate's and up's rows of its
 // expert are read together, each once. `factor` is one.
 template <class FewRows, int N, class S, class T>
 METAL_FUNC void gate_up_tile(thread const WeightRows<S>* parts, const device T* x, threadgroup const int* expert,
@@ -405,7 +407,7 @@ METAL_FUNC void gate_up_tile(thread const WeightRows<S>* parts, const device T* 
   FewRows::run(parts, x, 0, expert, factor, memory, lane, simdgroup);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   uint column = parts[0].first + thread_;
-  if (thread_ < 16 && column < uint(N)) {
+  if (thread_ < FewRows::COLUMNS && column < uint(N)) {
     hidden[column] = static_cast<T>(swiglu(FewRows::at(memory, 0, thread_, 0), FewRows::at(memory, 1, thread_, 0)));
   }
 }
