@@ -14,7 +14,8 @@ from labkit.kernels.attention import (
     merge_call,
     prefill_attention,
 )
-from labkit.kernels.attention.launches import MERGE, parts_for
+from labkit.kernels.attention.launches import MERGE
+from labkit.kernels.attention.split import decode_simds, parts_for
 
 SCALE = 64**-0.5
 
@@ -125,13 +126,19 @@ def test_scores_far_apart_merge_soundly():
 
 
 @pytest.mark.parametrize(
-    ("rows", "kv_heads", "group", "columns"), [(1, 2, 8, 131072), (1, 2, 8, 10), (64, 8, 1, 4096), (1, 1, 16, 1)]
+    ("rows", "kv_heads", "group", "columns"),
+    [(1, 2, 8, 131072), (4, 2, 8, 131072), (5, 2, 8, 131072), (1, 2, 8, 10), (64, 8, 1, 4096), (1, 1, 16, 1)],
 )
 def test_parts_fill_the_device_and_never_starve(rows, kv_heads, group, columns):
     parts = parts_for(rows, kv_heads, group, columns)
     assert 1 <= parts <= max(1, -(-columns // 128))
-    if columns >= 131072:
-        assert parts * kv_heads * rows == 132
+    if columns >= 131072:  # one wave: a few threadgroups more would take as long as a second one
+        assert 128 <= parts * kv_heads * rows <= 132
+
+
+def test_in_blocks_neighbours_do_not_change_how_a_part_is_summed():
+    assert len({decode_simds("tensor", threadgroups, 512) for threadgroups in (1, 132, 5000)}) == 1
+    assert decode_simds("tensor", 132, 0) > decode_simds("tensor", 133, 0)
 
 
 @pytest.mark.parametrize(

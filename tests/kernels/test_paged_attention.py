@@ -16,8 +16,8 @@ from labkit.kernels.attention import (
     merge_call,
     paged_decode_attention,
 )
-from labkit.kernels.attention.launches import DECODE_THREADGROUPS, uneven_block
 from labkit.kernels.attention.reference import attention
+from labkit.kernels.attention.split import DECODE_THREADGROUPS, uneven_block
 from labkit.kernels.targets import use_target
 
 KV, HEADS, WIDTH, ROOM = 2, 8, 64, 16

@@ -22,19 +22,16 @@ from typing import Literal
 import mlx.core as mx
 
 from labkit.kernels.attention.launches import (
-    BLOCK,
     DECODE,
     MERGE,
     PREFILL,
-    Form,
     PrefillForm,
     Tail,
     decode_call,
     merge_call,
-    parts_for,
     prefill_call,
-    uneven_block,
 )
+from labkit.kernels.attention.split import BLOCK, Form, parts_for, uneven_block
 from labkit.kernels.door import takes_arrays
 from labkit.kernels.targets import target_in_use
 

@@ -13,16 +13,15 @@ import mlx.core as mx
 
 from labkit.kernels.attention import paged_bench
 from labkit.kernels.attention.launches import (
-    BLOCK,
     DECODE,
     MERGE,
     PREFILL,
     decode_call,
     merge_call,
-    parts_for,
     prefill_call,
 )
 from labkit.kernels.attention.reference import attention
+from labkit.kernels.attention.split import BLOCK, parts_for
 from labkit.kernels.device_clock import Calls, add_device_times
 from labkit.kernels.queued import copies_for, queued
 from labkit.kernels.targets import device_target

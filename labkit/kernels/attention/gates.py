@@ -13,9 +13,9 @@ from labkit.kernels.attention.launches import (
     Tail,
     decode_call,
     merge_call,
-    parts_for,
     prefill_call,
 )
+from labkit.kernels.attention.split import parts_for
 from labkit.kernels.registry import Bench, Case, Entry, Tolerance
 from labkit.kernels.signature import Launch
 
@@ -154,6 +154,7 @@ def _cases(form: str) -> tuple[Case, ...]:
 
     return (
         case("8 heads of 256 on 1", [0], [70], batch=1, heads=8, kv_heads=1, width=256, columns=80, parts=2, simds=2),
+        case("6 heads of 192 on 2", [0], [70], batch=1, heads=6, kv_heads=2, width=192, columns=80, parts=2, simds=8),
         case(
             "rows of unequal length, padded, one empty",
             [0, 3, 9, 5],
@@ -299,6 +300,7 @@ ENTRIES = [
         MERGE,
         cases=(
             Case("7 parts of 256", lambda dtype: _merge(7, 256, dtype)),
+            Case("140 parts of 32", lambda dtype: _merge(140, 32, dtype)),
             Case("1 part of 64", lambda dtype: _merge(1, 64, dtype)),
             Case("1 part of a lone row's 3 heads", lambda dtype: _merge(1, 64, dtype, rows=1)),
             Case("gated, by rows that go on behind", lambda dtype: _merge(3, 64, dtype, more=24)),

@@ -9,30 +9,25 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 
 from labkit.kernels.attention import reference
+from labkit.kernels.attention.split import Form, decode_simds
 from labkit.kernels.header import Header
 from labkit.kernels.headers import TILES
 from labkit.kernels.launch import Kernel
 from labkit.kernels.targets import threads_that_fit
 
-Form = Literal["lanes", "tensor"]
 PrefillForm = Literal["simdgroup", "tensor"]
-
-BLOCK = 512
-"""Columns of a block in the fixed-block layout."""
 
 RESIDENT = 264
 """Threadgroups that fill an H200: 132 multiprocessors with two each (128 threads at 255 registers)."""
 
-DECODE_THREADGROUPS = 132
-"""Threadgroups of decode attention: one on each multiprocessor of an H200, though two fit. 16/2 heads of 256
-(data/measured/h200_attention.json): 4K columns took 33 us with one each and 41 with two, 32K 48 and 48, 128K 92 and
-97. Half the parts are half the partial results to write and merge."""
-
-FEWEST_COLUMNS = 128
-"""Columns below which a part is not worth its merge: 4K columns took 33 us in parts of 128 and 41 in parts of 64."""
+MERGE_WIDTH, MERGE_THREADS = 32, 256
+"""Values of a head that a threadgroup of the merge makes, and its threads. H200, launches in a CUDA graph: 66 parts of
+16 heads of 256 took 2.1 us, and 7.1 by a threadgroup of 1,024 threads a head."""
 
 _FOLDER = Path(__file__).parent
-ATTENTION = TILES.followed_by(Header.from_file(*(_FOLDER / f"{name}.h" for name in ("columns", "decode", "merge"))))
+ATTENTION = TILES.followed_by(
+    Header.from_file(*(_FOLDER / f"{name}.h" for name in ("columns", "decode_lanes", "decode_tensor", "merge")))
+)
 """The texts that the kernels of this folder share."""
 
 _CACHED = ["keys", "values", "tail_keys", "tail_values"]
@@ -87,19 +82,6 @@ class Tail(NamedTuple):
     settled: mx.array
 
 
-def parts_for(rows: int, kv_heads: int, group: int, columns: int) -> int:
-    """Parts in the general layout: enough threadgroups to fill the device, none with fewer than `FEWEST_COLUMNS`."""
-    threadgroups = rows * kv_heads * -(-group // 8)
-    return max(1, min(-(-DECODE_THREADGROUPS // threadgroups), -(-columns // FEWEST_COLUMNS)))
-
-
-def uneven_block(kv_heads: int, group: int, columns: int) -> int:
-    """Columns of a block in the uneven layout: one row of `columns` fills the device, and no block is so small that its
-    partial sums, fp32 for each query head, are more than a sixteenth of its keys and values."""
-    parts = max(1, DECODE_THREADGROUPS // (kv_heads * -(-group // 8)))
-    return max(256, -(-columns // parts // 16) * 16)
-
-
 def decode_call(
     queries: mx.array,
     keys: mx.array,
@@ -115,7 +97,7 @@ def decode_call(
     form: Form = "lanes",
     pack: int = 4,
     wide: bool = True,
-    simds: int = 4,
+    simds: int | None = None,
     unroll: int = 4,
 ) -> dict:
     """The arguments of `DECODE[form]`.
@@ -129,7 +111,8 @@ def decode_call(
             row b's column c is column c % PAGE of block table[b, c // PAGE]. Needs a tail, whose `settled` is [B].
         pack: query heads that share one read of a KV head (form "lanes"; "tensor" takes eight).
         wide: read vectors; without it one element at a time, the baseline (form "lanes").
-        simds: simdgroups of a threadgroup. unroll: columns a simdgroup has in flight (form "lanes").
+        simds: simdgroups of a threadgroup, by default `decode_simds`. unroll: columns that a simdgroup has in flight
+            (form "lanes").
 
     Raises:
         ValueError: shapes, dtypes or sizes that do not fit.
@@ -146,18 +129,18 @@ def decode_call(
             raise ValueError(f"pages need a tail, and settled columns of each of {batch} rows")
     if parts < 1 or (block and block * parts < buffered + room):
         raise ValueError(f"{parts} parts of {block or 'equal'} columns do not cover a cache of {buffered + room}")
+    pack = 8 if form == "tensor" else min(pack, group)
+    packs = -(-group // pack)
+    simds = simds or decode_simds(form, parts * kv_heads * packs * rows, block)
     if form == "tensor":
         if width % 64 or queries.dtype == mx.float32:
             raise ValueError(
                 f"the tensor form needs 16-bit floats and D a multiple of 64, not {queries.dtype}, {width}"
             )
         template = [("T", queries.dtype), ("D", width), ("GROUP", group), ("SIMDS", simds), ("TAILED", room > 0)]
-        packs = -(-group // 8)
     else:
-        pack = min(pack, group)
         template = [("T", queries.dtype), ("D", width), ("GROUP", group), ("PACK", pack), ("SIMDS", simds)]
         template += [("UNROLL", unroll), ("WIDE", wide), ("TAILED", room > 0)]
-        packs = -(-group // pack)
     return {
         "inputs": [
             *(queries, keys, values, tail.keys, tail.values),
@@ -184,18 +167,18 @@ def merge_call(partial: mx.array, stats: mx.array, dtype: mx.Dtype, gates: mx.ar
         ValueError: gates that are too few.
     """
     rows, heads, parts, width = partial.shape
-    slices = max(1, min(threads_that_fit(1024) // width, parts))
+    simds = threads_that_fit(MERGE_THREADS) // 32
     if gates is not None and (gates.shape[-1] < 2 * heads * width or gates.size != rows * gates.shape[-1]):
         raise ValueError(f"gates of {heads} heads of {width} stand in {rows} rows, not in {gates.shape}")
     pitch = 0 if gates is None else gates.shape[-1]
     return {
         "inputs": [partial, stats, _nothing(dtype) if gates is None else gates, parts],
         "template": [
-            *(("T", dtype), ("D", width), ("SLICES", slices)),
+            *(("T", dtype), ("D", width), ("WIDTH", MERGE_WIDTH), ("SIMDS", simds)),
             *(("GATED", gates is not None), ("HEADS", heads), ("GATE_PITCH", pitch)),
         ],
-        "grid": (rows * heads * width * slices, 1, 1),
-        "threadgroup": (width * slices, 1, 1),
+        "grid": (width // MERGE_WIDTH * simds * 32, rows * heads, 1),
+        "threadgroup": (simds * 32, 1, 1),
         "output_shapes": [(rows, heads, width) if gates is None else (rows, heads * width)],
         "output_dtypes": [dtype],
     }

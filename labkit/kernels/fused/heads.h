@@ -2,29 +2,38 @@
 
 //@provides rotate_head
 // One simdgroup takes the D values at `from` to `to`. They stay in registers from the load to the rotation; only the rotary part
-// passes through threadgroup memory (ROTARY floats of this simdgroup's own), where each value finds the other one of its pair.
+// passes through threadgroup memory (2 * ROTARY floats of this simdgroup's own), where each value finds the other one of its pair, and
+// the cosine and sine of their angle. Whatever is read is asked for before anything waits; angles are computed meanwhile.
 template <class T, int D, int ROTARY, int VEC, class Row, class Weight, class Frequency>
 METAL_FUNC void rotate_head(
     Row from, Weight weight, Frequency inverse_frequency, float position, float eps, threadgroup float* rotary, uint lane,
     device T* to) {
   constexpr int PARTS = (D + 32 * VEC - 1) / (32 * VEC);
   constexpr uint HALF = ROTARY / 2;
-  float v[PARTS * VEC];
-  float sum = 0.0f;
+  threadgroup float* cosines = rotary + ROTARY;
+  threadgroup float* sines = cosines + HALF;
+  float v[PARTS * VEC], w[PARTS * VEC];
   for (int i = 0; i < PARTS; i++) {
     uint d = (lane + 32 * i) * VEC;
-    for (int j = 0; j < VEC; j++) v[i * VEC + j] = 0.0f;
-    if (d < D) Values<VEC, T>::load(from + d, v + i * VEC);
-    for (int j = 0; j < VEC; j++) sum += v[i * VEC + j] * v[i * VEC + j];
+    for (int j = 0; j < VEC; j++) v[i * VEC + j] = w[i * VEC + j] = 0.0f;
+    if (d < D) {
+      Values<VEC, T>::load(from + d, v + i * VEC);
+      for (int j = 0; j < VEC; j++) w[i * VEC + j] = static_cast<float>(weight[d + j]);
+    }
   }
+  for (uint d = lane; d < HALF; d += 32) {
+    float angle = position * inverse_frequency[d];
+    cosines[d] = metal::precise::cos(angle);
+    sines[d] = metal::precise::sin(angle);
+  }
+  float sum = 0.0f;
+  for (int i = 0; i < PARTS * VEC; i++) sum += v[i] * v[i];
   float scale = metal::precise::rsqrt(simd_sum(sum) / D + eps);
   for (int i = 0; i < PARTS; i++) {
     for (uint j = 0; j < VEC; j++) {
       uint d = (lane + 32 * i) * VEC + j;
-      if (d < D) {
-        v[i * VEC + j] *= scale * static_cast<float>(weight[d]);
-        if (d < ROTARY) rotary[d] = v[i * VEC + j];
-      }
+      v[i * VEC + j] *= scale * w[i * VEC + j];
+      if (d < ROTARY) rotary[d] = v[i * VEC + j];
     }
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -34,9 +43,8 @@ METAL_FUNC void rotate_head(
       uint d = first + j;
       if (d < ROTARY) {
         bool low = d < HALF;
-        float angle = position * inverse_frequency[low ? d : d - HALF];
+        float c = cosines[low ? d : d - HALF], s = sines[low ? d : d - HALF];
         float y = v[i * VEC + j], other = rotary[low ? d + HALF : d - HALF];
-        float c = metal::precise::cos(angle), s = metal::precise::sin(angle);
         v[i * VEC + j] = low ? y * c - other * s : other * s + y * c;
       }
     }
@@ -66,23 +74,32 @@ template <class T, int D, int HQ, int HK, int L, int C, int ROTARY, int PITCH, i
     } else if (task < TASKS) {
       uint head = (task - COLUMNS_FROM) / C, column = (task - COLUMNS_FROM) % C;
       int l = int(column) - write;
+      bool fresh = l >= 0 && l < L;
       size_t at = ((size_t(b) * HK + head) * C + column) * D;
-      if (l >= 0 && l < L) {
-        auto from = rows + size_t(l) * PITCH + K_AT + head * D;
-        float position = static_cast<float>(positions[b] + l);
-        rotate_head<T, D, ROTARY, VEC>(from, k_weight, inverse_frequency, position, eps, rotary, lane, tail_keys_out + at);
-      }
-      for (uint d = lane * VEC; d < D; d += 32 * VEC) {
-        float key[VEC], value[VEC];
-        for (int j = 0; j < VEC; j++) key[j] = value[j] = 0.0f;
-        if (l < 0) {
-          Values<VEC, T>::load(tail_keys + at + d, key);
-          Values<VEC, T>::load(tail_values + at + d, value);
-        } else if (l < L) {
-          Values<VEC, T>::load(rows + size_t(l) * PITCH + V_AT + head * D + d, value);
+      auto token = rows + size_t(fresh ? l : 0) * PITCH;
+      constexpr int PARTS = (D + 32 * VEC - 1) / (32 * VEC);
+      float key[PARTS * VEC], value[PARTS * VEC];
+      for (int i = 0; i < PARTS; i++) {
+        uint d = (lane + 32 * i) * VEC;
+        for (int j = 0; j < VEC; j++) key[i * VEC + j] = value[i * VEC + j] = 0.0f;
+        if (l < 0 && d < D) {
+          Values<VEC, T>::load(tail_keys + at + d, key + i * VEC);
+          Values<VEC, T>::load(tail_values + at + d, value + i * VEC);
+        } else if (fresh && d < D) {
+          Values<VEC, T>::load(token + V_AT + head * D + d, value + i * VEC);
         }
-        if (l < 0 || l >= L) Values<VEC, T>::store(tail_keys_out + at + d, key);
-        Values<VEC, T>::store(tail_values_out + at + d, value);
+      }
+      if (fresh) {
+        float position = static_cast<float>(positions[b] + l);
+        rotate_head<T, D, ROTARY, VEC>(token + K_AT + head * D, k_weight, inverse_frequency, position, eps, rotary, lane,
+                                       tail_keys_out + at);
+      }
+      for (int i = 0; i < PARTS; i++) {
+        uint d = (lane + 32 * i) * VEC;
+        if (d < D) {
+          if (!fresh) Values<VEC, T>::store(tail_keys_out + at + d, key + i * VEC);
+          Values<VEC, T>::store(tail_values_out + at + d, value + i * VEC);
+        }
       }
     }
   }

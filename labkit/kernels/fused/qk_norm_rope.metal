@@ -1,5 +1,5 @@
 // A simdgroup takes one head of one token.
-threadgroup float rotary[THREADS / 32][ROTARY > 0 ? ROTARY : 1];
+threadgroup float rotary[THREADS / 32][ROTARY > 0 ? 2 * ROTARY : 1];
 uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
 uint row = threadgroup_position_in_grid.x * (THREADS / 32) + simdgroup;
 uint token = row / (HQ + HK), head = row % (HQ + HK);

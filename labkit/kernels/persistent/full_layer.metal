@@ -6,7 +6,7 @@ using Append = AppendHeads<T, HD, HQ, HKV, 1, TAIL, ROTARY, IN_N, 4>;
 constexpr int WIDTH = HQ * HD;
 constexpr uint PACKS = HKV * Attend::PACKS, CHUNKS = HD / 32;
 alignas(16) threadgroup float memory[larger(larger(larger(Inputs::MEMORY, Output::MEMORY), larger(Attend::MEMORY, Half::MEMORY)),
-                                            SIMDS * larger(ROTARY, 64))];
+                                            SIMDS * larger(2 * ROTARY, 64))];
 threadgroup float partial[64];
 threadgroup int expert[Half::CHOICES];
 threadgroup float factor[Half::CHOICES + 1];
@@ -52,7 +52,7 @@ grid.sync();
 for (uint task = grid.group * SIMDS + grid.simdgroup; task < M * Append::TASKS; task += grid.groups * SIMDS) {
   uint m = task / Append::TASKS;
   Append::run(m, task % Append::TASKS, projected, q_norm, k_norm, inverse_frequency, positions, tail_keys, tail_values, write[0], eps,
-              queries, keys_after, values_after, memory + grid.simdgroup * ROTARY, grid.lane);
+              queries, keys_after, values_after, memory + grid.simdgroup * (2 * ROTARY), grid.lane);
   simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 prefetch_rows<OUT_BITS, OUT_GROUP, WIDTH, D>(out_tile, 0, grid.thread_);
@@ -70,7 +70,7 @@ for (uint task = grid.group; task < M * HQ * CHUNKS; task += grid.groups) {
   uint head = task / CHUNKS, m = head / HQ;
   merge_values<T, HD, 32, SIMDS, true>(shares + size_t(head) * PARTS * HD, stats + head * PARTS * 2,
                                        projected + m * IN_N + head % HQ * (2 * HD) + HD, PARTS, task % CHUNKS * 32, mixed + head * HD,
-                                       memory, partial, grid.thread_);
+                                       memory, partial, grid.lane, grid.simdgroup);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 grid.sync();

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from labkit.kernels.attention.launches import ATTENTION, parts_for
+from labkit.kernels.attention.launches import ATTENTION
+from labkit.kernels.attention.split import parts_for
 from labkit.kernels.fused.launches import HEADS, ROUTER, frequencies
 from labkit.kernels.gated_delta.recurrence import PACKED
 from labkit.kernels.gated_delta.shapes import DELTA
