@@ -107,19 +107,18 @@ METAL_FUNC void conv_silu(
 
 //@provides load_window
 // A lane's channels of tokens begin - 3 to begin + TOKENS - 1. Before the row's first valid token stands its tail; pads are zero.
-// Tokens of x lie `pitch` values apart, those of the tail `channels`.
+// Tokens of x lie `pitch` values apart, those of the tail `channels`. Every token is read from somewhere: behind a branch, a read
+// would wait for the one before it.
 template <int N, int TOKENS, typename U>
 METAL_FUNC void load_window(
     const device U* x, const device U* tail, int pitch, int channels, int begin, int first, int last, uint lane,
     thread float* window) {
 #pragma unroll
   for (int i = 0; i < TOKENS + 3; i++) {
-    int t = begin + i - 3;
-    if (t >= first && t < last) {
-      load_row<N>(x + size_t(t) * pitch, lane, window + i * N);
-    } else if (t < first && t >= first - 3) {
-      load_row<N>(tail + (t - first + 3) * channels, lane, window + i * N);
-    } else {
+    int t = begin + i - 3, back = t - first + 3;
+    bool valid = t >= first && t < last;
+    load_row<N>(valid ? x + size_t(t) * pitch : tail + clamp(back, 0, 2) * channels, lane, window + i * N);
+    if (!valid && (back < 0 || back >= 3)) {
 #pragma unroll
       for (int e = 0; e < N; e++) window[i * N + e] = 0.0f;
     }
@@ -127,22 +126,16 @@ METAL_FUNC void load_window(
 }
 
 //@provides store_tail
-// The last three tokens of a row, its old tail counted, for the next call.
+// The last three tokens of a row, its old tail counted, for the next call. All are read before one is written.
 template <int N, typename U>
 METAL_FUNC void store_tail(
     const device U* x, const device U* tail, device U* tail_out, int pitch, int channels, int first, int last, uint lane) {
+  float rows[3 * N];
 #pragma unroll
   for (int i = 0; i < 3; i++) {
     int t = last - 3 + i;
-    auto from = t >= first ? x + size_t(t) * pitch : tail + (t - first + 3) * channels;
-    if (N % 4 == 0) {
-#pragma unroll
-      for (int e = 0; e < N; e += 4) {
-        *(device vec<U, 4>*)(tail_out + i * channels + lane * N + e) = *(const device vec<U, 4>*)(from + lane * N + e);
-      }
-    } else {
-#pragma unroll
-      for (int e = 0; e < N; e++) tail_out[i * channels + lane * N + e] = from[lane * N + e];
-    }
+    load_row<N>(t >= first ? x + size_t(t) * pitch : tail + (t - first + 3) * channels, lane, rows + i * N);
   }
+#pragma unroll
+  for (int i = 0; i < 3; i++) store_row<N>(tail_out + i * channels, lane, rows + i * N);
 }
