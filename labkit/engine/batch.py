@@ -12,8 +12,10 @@ from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from labkit.caches import Cache
+from labkit.engine.at_once import likeliest
 from labkit.engine.replay import Replays
 from labkit.engine.replayed import Replay
 from labkit.engine.sampling import Choice, choose
@@ -192,11 +194,16 @@ class DecodingBatch:
     def _compute(self, masks: Sequence[mx.array | None]) -> None:
         caches, fed = self.caches, self.pending.token
         rows = Rows.batch([session.fed for session in self.sessions])
-        output = self._model(fed[:, None], caches, rows, logits="last")
+        eager = getattr(self._model, "eager", False)
+        tokens = mx.array(np.asarray(fed)[:, None]) if eager else fed[:, None]
+        logits = self._model(tokens, caches, rows, logits="last").logits
         samplers = [session.sampler for session in self.sessions]
-        steps = [session.chosen for session in self.sessions]
-        self.pending = choose(output.logits[:, -1, :], fed, samplers, steps, masks)
-        mx.async_eval(self.pending.arrays())
+        chosen = likeliest(logits, samplers, masks) if eager else None
+        if chosen is None:
+            steps = [session.chosen for session in self.sessions]
+            chosen = choose(logits[:, -1, :], fed, samplers, steps, masks)
+            mx.async_eval(chosen.arrays())
+        self.pending = chosen
 
     def _replayed(
         self, masks: Sequence[mx.array | None], replays: Replays | None, room: Callable[[], int | None]

@@ -42,6 +42,7 @@ class NativeHybrid(Hybrid):
     """
 
     takes_pages = False
+    eager = True  # its logits are computed when it returns
     invariant = True  # one chain of operations a sum, whatever stands beside it
 
     def __init__(self, weights: ModelWeights, config: dict[str, Any], *, threads: int | None = None):
