@@ -188,9 +188,9 @@ class DiskTier:
         if name in self._pins:
             return True
         place = self.folder.place(name)
-        if not place.exists():
+        if not place.is_file():
             return False
-        return self._link(place, name) and (self.folder.pin(name).exists() or place.exists())
+        return self._link(place, name) and (self.folder.pin(name).is_file() or place.is_file())
 
     def unpin(self, name: str) -> None:
         """Let it go again."""
@@ -213,10 +213,10 @@ class DiskTier:
 
     def _where(self, name: str) -> Path | None:
         place = self.folder.place(name)
-        if place.exists():
+        if place.is_file():
             return place
         # Removed by somebody who did not ask, and held by our second name.
-        if name in self._pins and self.folder.pin(name).exists():
+        if name in self._pins and self.folder.pin(name).is_file():
             return self.folder.pin(name)
         return None
 

@@ -10,6 +10,7 @@ import functools
 import mmap
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -79,13 +80,13 @@ class FileSystem:
 
     def read(self, path: Path, limit: int) -> bytes:
         """The file's first `limit` bytes."""
-        with path.open("rb") as file:
+        with open(_opened(path), "rb") as file:
             return file.read(limit)
 
     @contextlib.contextmanager
     def reading(self, path: Path) -> Iterator[tuple[int, Fill]]:
         """(the file's bytes, what fills buffers from it: several threads may call it)."""
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = _opened(path)
 
         def fill(buffers: Sequence[memoryview], offset: int) -> None:
             while buffers := [buffer for buffer in buffers if len(buffer)]:
@@ -102,6 +103,15 @@ class FileSystem:
     def free_bytes(self, folder: Path) -> int:
         """Bytes that the volume still takes."""
         return shutil.disk_usage(folder).free
+
+
+def _opened(path: Path) -> int:
+    """A file to read. Anything else of that name is an error, and not a wait for whoever writes to a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{path.name} is no file")
+    return descriptor
 
 
 # One request for many parts, where Python has it: each lets go of Python's lock, and waits for it afterwards.

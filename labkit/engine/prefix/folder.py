@@ -31,6 +31,7 @@ from pathlib import Path
 MARKER = "labkit-prefix-store.json"
 VERSION = 1
 SUFFIX = ".safetensors"
+PARTS = ("owners", "private", "blocks")
 _KEY = re.compile(r"[0-9a-f]{64}\.(columns|state|tail|private)")
 
 
@@ -146,7 +147,7 @@ class Folder:
         self._alive = self._lock = None
 
     def _settle(self) -> None:
-        for part in ("owners", "private", "blocks"):
+        for part in PARTS:
             (self.path / part).mkdir(exist_ok=True)
         (self.path / "blocks" / self.root[:16]).mkdir(exist_ok=True)
         for half in self.path.glob(f"{MARKER}.*"):  # of an engine that was killed right here
@@ -172,13 +173,17 @@ def claim(path: Path) -> None:
         ValueError: it holds other things, or a store that this version cannot read.
         OSError: it cannot be made or written.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is no folder: give a prefix store a folder of its own")
+    for place in (path, *(path / part for part in PARTS)):
+        if os.path.lexists(place) and not place.is_dir():
+            raise ValueError(f"{place} is no folder: give a prefix store a folder of its own")
+    for place in (path / "lock", path / MARKER):
+        if os.path.lexists(place) and not place.is_file():
+            raise ValueError(f"{place} is no file: clear the folder, or give the prefix store another")
     path.mkdir(parents=True, exist_ok=True)
     marker = path / MARKER
     if not marker.exists():
         # Another engine may be claiming the same folder now: what it makes is what we would make.
-        ours = ("lock", "owners", "blocks", "private")
+        ours = ("lock", *PARTS)
         others = sorted(i.name for i in path.iterdir() if i.name not in ours and not i.name.startswith(MARKER))
         if others:
             raise ValueError(f"{path} holds {others[0]!r} and is no prefix store: give the store a folder of its own")
@@ -202,6 +207,7 @@ def entries(folder: Path) -> list[Entry]:
                 with contextlib.suppress(OSError):
                     if item.is_dir(follow_symlinks=False):
                         stack.append((Path(item.path), private_to_owner or item.path == str(folder / "owners")))
+                    if not item.is_file(follow_symlinks=False):  # somebody's link, pipe or socket
                         continue
                     status = item.stat(follow_symlinks=False)
                     name = item.name.removesuffix(SUFFIX)
@@ -243,6 +249,10 @@ def _acquire(descriptor: int, seconds: float) -> None:
             if time.monotonic() > deadline:
                 raise LockTimeout(f"another engine has held the prefix store's lock for {seconds} s") from None
             time.sleep(0.002)
+        except OSError as error:  # some network file systems
+            raise OSError(
+                error.errno, f"this volume locks no files ({error.strerror}): give the prefix store a local folder"
+            ) from error
 
 
 def summary(path: Path) -> dict[str, dict[str, int]]:

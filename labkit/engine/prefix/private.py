@@ -54,7 +54,7 @@ class PrivateChains:
         """
         if (objection := self._codec.objection(caches, len(tokens))) is not None:
             return objection
-        key = self.key(id)
+        key, beside = self.key(id), json.dumps(data)
         name, owner = name_of(key, "private"), f"private {id}"
         columns = self._chains.columns(shared)
         if not self._tiers.pin(f"{owner} shared", columns):
@@ -65,7 +65,7 @@ class PrivateChains:
         tensors, scalars = self._codec.both(caches, start, len(tokens), lent=lent)
         tensors["tokens"] = Tensor("int32", (len(tokens),), struct.pack(f"<{len(tokens)}i", *tokens))
         self._newest[id] = save = uuid.uuid4().hex
-        about = {**scalars, "id": id, "save": save, "shared": json.dumps(list(shared)), "data": json.dumps(data)}
+        about = {**scalars, "id": id, "save": save, "shared": json.dumps(list(shared)), "data": beside}
         record = self._chains.record([key], 0, "private", tensors, about)
         self._tiers.unpin(owner)
         if self._tiers.has(name):
@@ -117,10 +117,11 @@ class PrivateChains:
         found = []
         for entry in sorted(entries(self._tiers.disk.folder.path / "private"), key=lambda entry: entry.used):
             about = self._tiers.disk.about(entry.name) if entry.record and not entry.pinned else None
-            if about is not None and about.get("root") == self._chains.root and self.key(about["id"]) == about["key"]:
+            ours = about is not None and about.get("root") == self._chains.root
+            if ours and entry.name == name_of(self.key(about["id"]), "private"):  # no copy under another name
                 found.append(about["id"])
         return found
 
     def key(self, id: str) -> str:
         """A row's name. Under another model's root it is another name."""
-        return hashing.digest(b"private", self._chains.root.encode(), id.encode())
+        return hashing.digest(b"private", self._chains.root.encode(), id.encode(errors="surrogatepass"))
