@@ -32,9 +32,9 @@ SPLITS = {
     "inputs": [DEFAULT, (16, 1), (8, 2), (4, 4)],
     "norm and inputs": [DEFAULT, (16, 1), (8, 2), (4, 4)],
     "gate, up plain": [DEFAULT, (2, None), (4, None), (8, None)],
-    "gate, up tensor": [DEFAULT, (2, 8), (4, 2), (4, 4), (8, 2), (16, 1)],
+    "gate, up tensor": [DEFAULT, (2, 4), (4, 2), (8, 2), (16, 1)],
     "down plain": [DEFAULT, (2, None), (4, None), (8, None)],
-    "down tensor": [DEFAULT, (4, 4), (8, 1), (8, 2), (16, 1)],
+    "down tensor": [DEFAULT, (5, 4), (9, 2), (18, 2), (18, 1)],
 }
 """Simdgroups of a threadgroup and steps that each has in flight, by product; `DEFAULT` is what labkit chooses."""
 

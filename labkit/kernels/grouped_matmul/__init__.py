@@ -168,8 +168,8 @@ def choose_decode_experts(
 ) -> mx.array:
     """`choose_experts` by softmax and `decode_experts` in two launches for their three.
 
-    Every threadgroup of gate and up chooses for its token, which costs the device less than a launch costs the host:
-    256 scores are 1 KB, and the choice some 1 us.
+    Every threadgroup of gate and up chooses for its token, no further than its own slot: 256 scores are 1 KB, and while
+    the last slots choose, the first ones' weights arrive.
 
     Args:
         x: [T, D]. gate, up, down: experts + shared matrices, as for `grouped_experts`.

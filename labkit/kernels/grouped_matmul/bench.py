@@ -42,11 +42,10 @@ TILES = (
     (2048, 128, 3),
 )
 DECODE = (
-    (1, {"simds": 4, "unroll": 1}, {"simds": 6, "unroll": 1}),
-    (1, {"simds": 2, "unroll": 2}, {"simds": 4, "unroll": 2}),
-    (1, {"simds": 2, "unroll": 1}, {"simds": 8, "unroll": 1}),
-    (4, {"simds": 4, "unroll": 1}, {"simds": 6, "unroll": 1}),
-    (8, {"simds": 4, "unroll": 1}, {"simds": 6, "unroll": 1}),
+    (1, {"simds": 4, "unroll": 4}, {"simds": 8, "unroll": 4}),
+    (1, {"simds": 8, "unroll": 2}, {"simds": 16, "unroll": 2}),
+    (4, {"simds": 4, "unroll": 4}, {"simds": 8, "unroll": 4}),
+    (8, {"simds": 4, "unroll": 4}, {"simds": 8, "unroll": 4}),
 )
 
 # Predicted before any run: TFLOP/s of a tile of so many rows where each expert has enough.
