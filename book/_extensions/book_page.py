@@ -51,7 +51,32 @@ def _as_written(app: Any, what: str, name: str, thing: Any, options: Any, lines:
             result += [".. code-block:: python", ""]
             example = True
         result.append(line if example else _escaped(line))
-    lines[:] = result
+    lines[:] = _one_name_each(result)
+    if what in ("property", "attribute"):
+        lines[:0] = ["..", ""]  # a comment: napoleon takes what stands before a first line's colon for a type
+
+
+_NAMES = re.compile(r"    (?P<names>\w+(?:, \w+)+): (?P<text>.+)")
+
+
+def _one_name_each(lines: list[str]) -> list[str]:
+    """Attributes described together (`first, last: text`) one by one: napoleon takes all but the last for a type."""
+    result: list[str] = []
+    section, place = "", 0
+    while place < len(lines):
+        line, place = lines[place], place + 1
+        if line.strip() and not line.startswith(" "):
+            section = line.strip()
+        together = _NAMES.fullmatch(line) if section == "Attributes:" else None
+        if together is None:
+            result.append(line)
+            continue
+        begin = place
+        while place < len(lines) and lines[place].startswith("     "):
+            place += 1
+        for name in together["names"].split(", "):
+            result += [f"    {name}: {together['text']}", *lines[begin:place]]
+    return result
 
 
 def _without_objects(
@@ -75,8 +100,9 @@ def _opens_example(lines: list[str], index: int) -> bool:
 
 
 def _escaped(line: str) -> str:
-    parts = re.split(r"(`+[^`]+`+)", line)
-    return "".join(part if part.startswith("`") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
+    mark = "* " if line.startswith("* ") else ""  # an entry of a list
+    parts = re.split(r"(`+[^`]+`+)", line.removeprefix(mark))
+    return mark + "".join(part if part.startswith("`") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
 
 
 def _without_thebe(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

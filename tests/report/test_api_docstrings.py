@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from docutils.core import publish_doctree
-from docutils.nodes import system_message
+from docutils.nodes import list_item, system_message
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 from labkit.report import book
@@ -113,3 +113,26 @@ def test_what_python_says_of_a_field_by_itself_is_left_out():
     assert lines
     as_written(None, "", "", None, None, lines)
     assert lines == []
+
+
+def written(text: str, what: str = "class") -> str:
+    """A docstring as Sphinx gets it: the book's own step, then Google's form."""
+    lines = text.splitlines()
+    as_written(None, what, "", None, None, lines)
+    return str(GoogleDocstring(lines, Config(napoleon_use_ivar=True), what=what, name="labkit.it"))
+
+
+def test_attributes_described_together_are_each_described():
+    text = "What it is.\n\nAttributes:\n    first, last: positions,\n        both inside.\n    count: how many."
+    assert re.findall(r":ivar (.+)", written(text)) == ["first: positions,", "last: positions,", "count: how many."]
+    assert written(text).count("both inside") == 2
+
+
+def test_a_list_stays_a_list_whatever_its_entries_hold():
+    tree = publish_doctree(written("What it is:\n\n* (1, id) - a * b\n* (2, id) - c"))
+    assert [entry.astext() for entry in tree.findall(list_item)] == ["(1, id) - a * b", "(2, id) - c"]
+
+
+def test_a_colon_in_a_property_s_line_ends_no_type():
+    text = "What may be used: the hard line."
+    assert publish_doctree(written(text, what="property")).astext().strip() == text
