@@ -265,7 +265,7 @@ def _split(weights: Packed, slots: int, form: str, simds: int | None, unroll: in
         chosen = split_for(slots * steps)
         return simds or chosen[0], unroll or chosen[1]
     # As many steps as the tensor core has columns for their groups, four at most, and a simdgroup for each such task.
-    # One and eight tokens on an H200, forty launches in a graph, at 3fdbcda: gate and up take 5.4 and 29.3 us by 4 steps
+    # One and eight tokens, forty launches in a graph of an H200 at 3fdbcda: gate and up take 5.4 and 29.3 us by 4 steps
     # each, 7.4 and 40.9 by 2 steps in twice as many simdgroups; down 4.1 and 16.2, and 4.2 and 25.1.
     per_step = max(1, 512 // (weights.group_size * weights.bits))
     unroll = unroll or min(4, 8 // per_step, steps)
