@@ -6,6 +6,10 @@
 Without `--shape` it is tiny-hybrid. Three prompts in the ratio 130 : 115 : 100 arrive half a second apart, as long as
 `--seconds` let them be for every policy, at the rate of an engine that has compiled everything; all may begin below the
 ceiling, and do not fit once they are there. The table is written after every part.
+
+For pauses alone, `--parts pause --rounds 21`. With glibc, `MALLOC_TRIM_THRESHOLD_=1073741824` and
+`MALLOC_MMAP_THRESHOLD_=1073741824` keep freed memory in the process: else either the engine or the bytes alone pay for
+pages that are touched anew, as the heap happens to lie.
 """
 
 from __future__ import annotations
@@ -54,6 +58,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="*", default=list(POLICIES), choices=list(POLICIES))
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
     parser.add_argument("--blocks", type=int, default=1000, help="of four steps with and without the guard, at most")
+    parser.add_argument("--rounds", type=int, default=5, help="of each row's pause and resume")
     parser.add_argument("--seconds", type=float, default=100.0, help="of measuring, once all is compiled")
     parser.add_argument("--name", default="cpu", help="prefix of the file")
     arguments = parser.parse_args()
@@ -150,8 +155,14 @@ class Run:
             tokens = blocks * self.arguments.width
             if 4 * tokens / self.rate > self.left():
                 break
-            folder, width = self.folder / f"pause{blocks}", self.arguments.width
-            self.add("pause", pausing.pause_cost(self.loaded, folder, tokens, width=width).as_record())
+            cost = pausing.pause_cost(
+                self.loaded,
+                self.folder / f"pause{blocks}",
+                tokens,
+                width=self.arguments.width,
+                rounds=self.arguments.rounds,
+            )
+            self.add("pause", cost.as_record())
 
     def pressure(self) -> None:
         """Three prompts below a ceiling, once for each policy."""
