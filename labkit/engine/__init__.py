@@ -11,7 +11,8 @@ scheduler.py   what the next step is: a policy over plain data
 executor.py    carries a plan out, and owns every array
 prefill.py     prompts, chunk by chunk; followers.py: prompts with a common beginning
 lanes.py       who decodes with whom; batch.py: rows over one set of caches
-sampling.py    from logits to tokens; kernel_draws.py: the same by kernels; nucleus.py: the largest few logits on a CPU
+sampling.py    from logits to tokens; kernel_draws.py: the same by kernels; nucleus.py: the largest few logits on a CPU;
+               at_once.py: greedy rows' tokens there
 step.py        one token ahead of the host; replay.py, replayed.py: recorded steps
 delivery.py    events to callbacks and readers; journal.py: the log of steps
 prefix/        beginnings of prompts, kept in memory and on disk; hooks.py: what the engine asks of such a store

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from functools import cache as kept_once
 from weakref import ref
 
 import mlx.core as mx
@@ -13,17 +12,12 @@ import pytest
 
 from labkit.models import Rows
 from labkit.models.hybrid.native import NativeHybrid
-from tests.models.hybrid.small import models, prompt
+from tests.models.hybrid.native_model import native
+from tests.models.hybrid.small import prompt
 
 pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="loops for machines whose device is the CPU")
 
 PROMPT, STEPS = 20, 12
-
-
-@kept_once
-def native(kind: str = "sparse", threads: int = 1) -> NativeHybrid:
-    both = models(kind, 4 if kind == "sparse" else None)
-    return NativeHybrid.from_module(both.module, both.adapter.config, threads=threads)
 
 
 class Row:
@@ -43,9 +37,9 @@ class Row:
         return np.array_equal(np.array(logits)[0, 0], self.wanted[at - PROMPT])
 
 
-@pytest.mark.parametrize("kind", ["sparse", "dense", "hybrid-moe"])
-def test_steps_have_the_bits_of_a_prompt_and_keep_their_arguments(kind):
-    row, steps = Row(native(kind), 1), []
+@pytest.mark.parametrize(("kind", "bits"), [("sparse", 4), ("dense", None), ("hybrid-moe", None)])
+def test_steps_have_the_bits_of_a_prompt_and_keep_their_arguments(kind, bits):
+    row, steps = Row(native(kind, bits), 1), []
     for _ in range(STEPS):
         assert row.step()
         steps.append(row.model._kept)
