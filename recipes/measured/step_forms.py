@@ -88,19 +88,19 @@ class Problem:
     def calls(self, product: str, simds: int | None, unroll: int | None) -> Iterator[Callable[[], Any]]:
         """A call for each layer."""
         split = {"simds": simds, "unroll": unroll}
-        form = product.split()[-1]
+        form, few = product.split()[-1], "row" if len(self.x) == 1 else "tensor"
         for layer, logits, chosen in zip(self.layers, self.logits, self.chosen, strict=True):
             inputs, experts = layer.mixer.weights.inputs.packed, layer.mlp.weights
             if product == "out":
-                call = few_rows_call(self.mixed, layer.mixer.weights.output.packed, "tensor", **split)
-                yield lambda call=call: FEW_ROWS["tensor"](**call)
+                call = few_rows_call(self.mixed, layer.mixer.weights.output.packed, few, **split)
+                yield lambda call=call: FEW_ROWS[few](**call)
             elif product == "inputs":
-                call = few_rows_call(self.x, inputs, "tensor", **split)
+                call = few_rows_call(self.x, inputs, few, **split)
                 norm = lambda layer=layer: residual_rms_norm(self.x, self.x, layer.input_norm, 1e-6)[1]
-                yield lambda call=call, n=norm: FEW_ROWS["tensor"](**call | {"inputs": [n(), *call["inputs"][1:]]})
+                yield lambda call=call, n=norm: FEW_ROWS[few](**call | {"inputs": [n(), *call["inputs"][1:]]})
             elif product == "norm and inputs":
-                call = norm_project_call(self.x, self.x, layer.input_norm, 1e-6, inputs, "tensor", **split)
-                yield lambda call=call: NORM_PROJECT["tensor"](**call)
+                call = norm_project_call(self.x, self.x, layer.input_norm, 1e-6, inputs, few, **split)
+                yield lambda call=call: NORM_PROJECT[few](**call)
             elif product.startswith("gate"):
                 choice = {"experts": self.experts, "shared": self.shared}
                 call = choose_gate_up_call(self.x, experts.gate, experts.up, logits, 8, form, **choice, **split)

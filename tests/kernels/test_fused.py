@@ -15,6 +15,7 @@ from labkit.kernels.fused import (
     SWIGLU,
     embedding_rows_call,
     norm_project_call,
+    norm_project_form,
     residual_rms_norm_call,
     savings,
     swiglu_call,
@@ -102,24 +103,48 @@ def test_positions_by_row_and_by_token_agree(target):
 
 
 @pytest.mark.parametrize(
-    ("form", "dtype", "rows", "dim", "simds", "adds"),
+    ("form", "dtype", "rows", "dim", "simds", "adds", "tiles"),
     [
-        ("plain", mx.float32, 1, 2048, 4, True),
-        ("tensor", mx.bfloat16, 3, 1024, 2, True),
-        ("plain", mx.bfloat16, 2, 96, 4, False),
+        ("plain", mx.float32, 1, 2048, 4, True, None),
+        ("tensor", mx.bfloat16, 3, 1024, 2, True, None),
+        ("plain", mx.bfloat16, 2, 96, 4, False, None),
+        ("row", mx.bfloat16, 1, 1024, None, True, None),
+        ("row", mx.bfloat16, 1, 1024, None, True, 2),
+        ("row", mx.float16, 1, 160, None, False, 3),
     ],
 )
-def test_norm_project_is_its_two_launches_bit_for_bit(form, dtype, rows, dim, simds, adds):
+def test_norm_project_is_its_two_launches_bit_for_bit(form, dtype, rows, dim, simds, adds, tiles):
     """Other threads norm the rows, in the order of the norm's own."""
     x, residual = normal(rows, dim).astype(dtype) if adds else None, normal(rows, dim).astype(dtype)
-    weight, weights = mx.random.uniform(0.5, 1.5, (dim,)), Packed.quantize(normal(33, dim).astype(dtype), 32)
+    weight, weights = mx.random.uniform(0.5, 1.5, (dim,)), Packed.quantize(normal(57, dim).astype(dtype), 32)
     run = lambda kernel, call: simulator.run(kernel.text, kernel.launch(**call)).outputs
-    got = run(NORM_PROJECT[form], norm_project_call(x, residual, weight, 1e-6, weights, form, simds=simds))
+    got = run(NORM_PROJECT[form], norm_project_call(x, residual, weight, 1e-6, weights, form, simds=simds, tiles=tiles))
     hidden, normed = run(RESIDUAL_RMS_NORM, residual_rms_norm_call(x, residual, weight, 1e-6))
     (y,) = run(FEW_ROWS[form], few_rows_call(normed, weights, form, simds=simds))
     assert mx.array_equal(got[0], hidden)
     assert mx.array_equal(got[0], residual) != adds
     assert mx.array_equal(got[1], y)
+
+
+def test_a_lone_row_on_cuda_takes_its_own_form_while_a_threadgroup_has_a_simdgroup_for_each_task():
+    x, wide = (mx.zeros((1, dim), mx.bfloat16) for dim in (2048, 8192))
+    one, large = (Packed.quantize(mx.zeros((16, row.shape[1]), mx.bfloat16)) for row in (x, wide))
+    forms = [norm_project_form(rows, x, one, target) for rows, target in ((1, "cuda"), (2, "cuda"), (1, "metal"))]
+    assert forms == ["row", "tensor", "plain"]
+    assert norm_project_form(1, x.astype(mx.float32), one, "cuda") == "plain"
+    assert norm_project_form(1, wide, large, "cuda") == "tensor"
+    with pytest.raises(ValueError, match="a simdgroup for each task of a tile, 12 at most: take 'tensor'"):
+        norm_project_call(wide, wide, wide[0], 1e-6, large, "row")
+
+
+@pytest.mark.parametrize(("outputs", "tiles"), [(12352, 6), (9216, 5), (2048, 1), (16384, 6)])
+def test_tiles_of_a_lone_row_give_each_multiprocessor_of_an_h200_a_threadgroup(outputs, tiles):
+    x = mx.zeros((1, 2048), mx.bfloat16)
+    call = norm_project_call(x, x, x[0], 1e-6, Packed.quantize(mx.zeros((outputs, 2048), mx.bfloat16)), "row")
+    assert dict(call["template"])["TILES"] == tiles
+    threads = call["threadgroup"][0]
+    assert call["grid"][0] % threads == 0
+    assert (call["grid"][0] // threads - 1) * 16 * tiles < outputs <= call["grid"][0] // threads * 16 * tiles
 
 
 def test_norm_project_refuses_what_does_not_fit_beside_the_product():

@@ -4,7 +4,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.kernels.quantized_matmul import FEW_ROWS, MANY_ROWS, Packed, choose_variant, native, quantized_matmul
+from labkit.kernels.quantized_matmul import (
+    FEW_ROWS,
+    MANY_ROWS,
+    Packed,
+    choose_variant,
+    few_rows_form,
+    native,
+    quantized_matmul,
+)
 from labkit.kernels.quantized_matmul.gates import random_packed
 from labkit.kernels.quantized_matmul.launches import few_rows_call, many_rows_call, split_for, tile_for
 
@@ -64,9 +72,9 @@ def test_a_float32_result_rounds_to_the_one_of_16_bits(form, kernels, call_of, w
     assert mx.array_equal(wide.astype(mx.bfloat16), narrow).item()
 
 
-@pytest.mark.parametrize("form", ["plain", "tensor"])
-def test_few_rows_rounds_only_its_result(form, weights):
-    x = rows(3)
+@pytest.mark.parametrize(("form", "count"), [("plain", 3), ("tensor", 3), ("row", 1)])
+def test_few_rows_rounds_only_its_result(form, count, weights):
+    x = rows(count)
     want = exact(x, weights)
     got = simulate(FEW_ROWS, few_rows_call, form, x, weights).astype(mx.float32)
     # Half a unit of bf16 in each value, and the fp32 sums' own error beside it.
@@ -94,6 +102,25 @@ def test_a_splitting_over_simdgroups_stays_within_rounding(weights):
     for options in ({"simds": 2, "unroll": 1}, {"simds": 4, "unroll": 3}, {"simds": 8, "unroll": 2}):
         got = simulate(FEW_ROWS, few_rows_call, "tensor", x, weights, **options).astype(mx.float32)
         assert mx.all(mx.abs(got - want) <= 2**-8 * mx.abs(want) + 1e-4).item(), options
+
+
+@pytest.mark.parametrize("options", [{"simds": 1}, {"simds": 3}, {"simds": 4}])
+def test_a_lone_row_in_other_tasks_stays_within_rounding(options, weights):
+    """Four tasks of one step: all in one simdgroup, two in one of three, one in each."""
+    x = rows(1)
+    want = exact(x, weights)
+    got = simulate(FEW_ROWS, few_rows_call, "row", x, weights, unroll=1, **options).astype(mx.float32)
+    assert mx.all(mx.abs(got - want) <= 2**-8 * mx.abs(want) + 1e-4).item()
+
+
+def test_the_form_of_few_rows(weights):
+    x = rows(1)
+    assert [few_rows_form(n, x, weights, where) for n, where in ((1, "cuda"), (2, "cuda"), (1, "metal"))] == [
+        "row",
+        "tensor",
+        "plain",
+    ]
+    assert few_rows_form(1, x.astype(mx.float32), weights, "cuda") == "plain"
 
 
 @pytest.mark.parametrize(("bits", "group", "k"), [(4, 32, 96), (4, 64, 192), (4, 128, 512), (8, 32, 96), (8, 128, 384)])
@@ -190,6 +217,9 @@ def test_steps_are_shared_out():
         (lambda w: few_rows_call(mx.zeros((9, K)), w), "at most 8 rows"),
         (lambda w: few_rows_call(mx.zeros((1, K), mx.float32), w, "tensor"), "16-bit"),
         (lambda w: few_rows_call(mx.zeros((1, K)), w, "wgmma"), "'wgmma'"),
+        (lambda w: few_rows_call(rows(2), w, "row"), "form 'row' has one row and one part, not 2 and 1"),
+        (lambda w: few_rows_call(rows(1), w, "row", parts=2), "form 'row' has one row and one part, not 1 and 2"),
+        (lambda w: few_rows_call(mx.zeros((1, K), mx.float32), w, "row"), "16-bit"),
         (lambda w: few_rows_call(mx.zeros((1, K), mx.int32), w), "int32"),
         (lambda w: many_rows_call(mx.zeros((9, K)), w, tile=48), "48"),
         (lambda w: Packed(w.w, w.scales, w.biases, 64, 3), "3 bits"),

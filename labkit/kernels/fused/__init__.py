@@ -25,7 +25,7 @@ from labkit.kernels.fused.activation import SWIGLU, swiglu, swiglu_call
 from labkit.kernels.fused.chains import append_heads, gated_rms_norm, norm_router, output_gate, qk_norm_rope
 from labkit.kernels.fused.columns import PLACE_COLUMNS, place_columns, place_columns_call
 from labkit.kernels.fused.embedding import EMBEDDING_ROWS, embedding_rows, embedding_rows_call
-from labkit.kernels.fused.projection import NORM_PROJECT, norm_project, norm_project_call
+from labkit.kernels.fused.projection import NORM_PROJECT, norm_project, norm_project_call, norm_project_form
 from labkit.kernels.fused.residual import RESIDUAL_RMS_NORM, residual_rms_norm, residual_rms_norm_call
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "gated_rms_norm",
     "norm_project",
     "norm_project_call",
+    "norm_project_form",
     "norm_router",
     "output_gate",
     "place_columns",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 
 from labkit.kernels.fused import (
@@ -101,6 +103,25 @@ def _bench(rows: int, dim: int = 2048) -> Bench:
     )
 
 
+# Rows, columns of the product, columns of the rows, bits, group; whether rows are added to a stream, its dtype.
+_PROJECTED = (
+    (1, 32, 1024, 4, 64, True, None),
+    (3, 41, 96, 8, 32, True, None),
+    (2, 17, 96, 4, 32, False, None),
+    (2, 18, 640, 4, 64, True, mx.float32),
+    (1, 16, 96, 4, 32, False, mx.float32),
+)
+
+
+def _projected(form: str, rows: int, n: int, dim: int, bits: int, group: int, adds: bool, stream) -> Case:
+    what = "" if adds else ", nothing to add"
+    options = {"tiles": 2} if form == "row" else {"simds": 2} if dim == 1024 else {}
+    return Case(
+        f"{rows} x {dim} by {n}, {bits} bits{what}" + ", a float32 stream" * (stream is not None),
+        partial(_project, form, rows, n, dim, bits, group, adds=adds, stream=stream, **options),
+    )
+
+
 ENTRIES = [
     Entry(
         RESIDUAL_RMS_NORM,
@@ -118,25 +139,7 @@ ENTRIES = [
     *(
         Entry(
             NORM_PROJECT[form],
-            cases=(
-                Case(
-                    "1 row of 1024 by 32, 4 bits",
-                    lambda dtype, form=form: _project(form, 1, 32, 1024, 4, 64, dtype, simds=2),
-                ),
-                Case("3 rows of 96 by 41, 8 bits", lambda dtype, form=form: _project(form, 3, 41, 96, 8, 32, dtype)),
-                Case(
-                    "2 rows of 96 by 17, nothing to add",
-                    lambda dtype, form=form: _project(form, 2, 17, 96, 4, 32, dtype, False),
-                ),
-                Case(
-                    "2 rows of 640 to a float32 stream by 18",
-                    lambda dtype, form=form: _project(form, 2, 18, 640, 4, 64, dtype, stream=mx.float32),
-                ),
-                Case(
-                    "1 row of a float32 stream of 96 by 16",
-                    lambda dtype, form=form: _project(form, 1, 16, 96, 4, 32, dtype, False, mx.float32),
-                ),
-            ),
+            cases=tuple(_projected(form, min(rows, most), *size) for rows, *size in _PROJECTED),
             summary=f"residual add, RMSNorm and the projections of a few rows, {how}",
             dtypes=dtypes,
             tolerance=SCORED,
@@ -150,9 +153,10 @@ ENTRIES = [
                 ),
             ),
         )
-        for form, how, dtypes in (
-            ("plain", "lanes", (mx.float32, mx.float16, mx.bfloat16)),
-            ("tensor", "tensor cores", (mx.float16, mx.bfloat16)),
+        for form, most, how, dtypes in (
+            ("plain", 3, "lanes", (mx.float32, mx.float16, mx.bfloat16)),
+            ("tensor", 3, "tensor cores", (mx.float16, mx.bfloat16)),
+            ("row", 1, "tensor cores, one row", (mx.float16, mx.bfloat16)),
         )
     ),
     Entry(

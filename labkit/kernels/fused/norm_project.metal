@@ -7,6 +7,8 @@ uint thread_ = thread_position_in_threadgroup.x, lane = thread_index_in_simdgrou
 WeightRows<S> tile;
 tile.w = w, tile.scales = scales, tile.biases = biases, tile.first = threadgroup_position_in_grid.x * 16;
 prefetch_rows<BITS, GROUP, K, N>(tile, 0, thread_);
-norm_into<T, K, M, THREADS, SIMDS, ADDS>(x, residual, weight, eps, threadgroup_position_in_grid.x == 0, hidden, rows, partial, lane,
-                                         simdgroup);
+bool writes = threadgroup_position_in_grid.x == 0;
+NormedRows<T, K, M, THREADS, SIMDS, ADDS, R> norm;
+norm.sum(x, residual, weight, rows, partial, lane, simdgroup);
+norm.scale(x, residual, eps, writes, hidden, rows, partial, lane, simdgroup);
 few_rows_tile<FewRows, M, N, 1, SIMDS>(w, scales, biases, rows, tile.first, y, memory, thread_, lane, simdgroup);

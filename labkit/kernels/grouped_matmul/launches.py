@@ -15,6 +15,8 @@ from labkit.kernels.quantized_matmul.launches import (
     check_form,
     check_tile,
     columns_of,
+    row_tasks,
+    row_unroll_for,
     split_for,
     stages_for,
     tile_kernels,
@@ -260,16 +262,14 @@ def _gate_up(
 
 def _split(weights: Packed, slots: int, form: str, simds: int | None, unroll: int | None) -> tuple[int, int]:
     """Simdgroups of a threadgroup whose rows take the steps of `slots` experts, and steps each has in flight."""
-    steps = -(-weights.k * weights.bits // 512)
     if form == "plain":
-        chosen = split_for(slots * steps)
+        chosen = split_for(slots * -(-weights.k * weights.bits // 512))
         return simds or chosen[0], unroll or chosen[1]
     # As many steps as the tensor core has columns for their groups, four at most, and a simdgroup for each such task.
     # One and eight tokens, forty launches in a graph of an H200 at 3fdbcda: gate and up take 5.4 and 29.3 us by 4 steps
     # each, 7.4 and 40.9 by 2 steps in twice as many simdgroups; down 4.1 and 16.2, and 4.2 and 25.1.
-    per_step = max(1, 512 // (weights.group_size * weights.bits))
-    unroll = unroll or min(4, 8 // per_step, steps)
-    tasks = slots * -(-steps // unroll)
+    unroll = unroll or row_unroll_for(weights)
+    tasks = slots * row_tasks(weights, unroll)
     return simds or -(-tasks // -(-tasks // MOST_SIMDS)), unroll
 
 

@@ -7,7 +7,8 @@
 | `dequantize` | any | writes the dequantised matrix to memory, then multiplies: the baseline |
 | `mlx` | any | `mx.quantized_matmul` |
 
-The first two have two forms: plain (lanes, simdgroup matrices; any float dtype) and over CUDA's tensor cores (16 bits).
+The first two have two forms: plain (lanes, simdgroup matrices; any float dtype) and over CUDA's tensor cores (16 bits);
+`few_rows` has a third over these, for one row, whose reads are all on their way before it multiplies.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from labkit.kernels.quantized_matmul.launches import (
     MANY_ROWS,
     check_form,
     few_rows_call,
+    few_rows_form,
     many_rows_call,
     result_dtype,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "Variant",
     "choose_variant",
     "few_rows_call",
+    "few_rows_form",
     "many_rows_call",
     "quantized_matmul",
 ]
@@ -127,6 +130,7 @@ def quantized_matmul(
         check_form(form, rows, weights)
         y = few_rows_of(rows, weights, dtype)
     elif variant == "few_rows":
+        form = few_rows_form(rows.shape[0], rows, weights, where)
         (y,) = FEW_ROWS[form](**few_rows_call(rows, weights, form, dtype=dtype), target=target)
     elif variant == "many_rows":
         (y,) = MANY_ROWS[form](**many_rows_call(rows, weights, form, dtype=dtype), target=target)

@@ -27,6 +27,7 @@ K = 2048
 
 # Of the form "tensor" at most 16 steps in flight: see `launches.tensor_split_for`.
 FEW_ROWS_CONFIGURATIONS = (
+    ("row", {}),
     ("tensor", {"parts": 1, "simds": 4, "unroll": 4}),
     ("tensor", {"parts": 1, "simds": 8, "unroll": 2}),
     ("tensor", {"parts": 2, "simds": 4, "unroll": 1}),
@@ -61,7 +62,8 @@ def rows(quick: bool = True) -> list[dict]:
     found = _launch_row("empty launch")
     for m, n, predicted in FEW_ROWS_SIZES:
         # Each configuration compiles anew: the whole list at the size that the targets are set for.
-        configurations = FEW_ROWS_CONFIGURATIONS[: 3 if quick and (m, n) != (1, 12288) else None]
+        configurations = [c for c in FEW_ROWS_CONFIGURATIONS if c[0] != "row" or m == 1]
+        configurations = configurations[: 3 if quick and (m, n) != (1, 12288) else None]
         found += _size(m, n, predicted, configurations, lambda form: (FEW_ROWS[form], few_rows_call), quick)
     for m, n, predicted in MANY_ROWS_SIZES:
         configurations = [c for c in MANY_ROWS_CONFIGURATIONS if c[1]["tile"] <= max(32, m)]

@@ -81,7 +81,7 @@ def _entry(kernels, form: str, make, sizes, summary: str, tolerance, benches) ->
             for m, n, k, bits, group, options in sizes
         ),
         summary=summary,
-        dtypes=HALVES if form == "tensor" else (mx.float32, *HALVES),
+        dtypes=HALVES if form != "plain" else (mx.float32, *HALVES),
         tolerance=tolerance,
         benches=tuple(_bench(make, *shape) for shape in benches),
     )
@@ -93,6 +93,13 @@ _FEW_SIZES = (
     (8, 17, 256, 8, 128, {"parts": 2}),
     (2, 19, 128, 4, 64, {"wide": True}),
 )
+_ROW_SIZES = (
+    (1, 32, 512, 4, 64, {}),
+    (1, 41, 96, 4, 32, {"simds": 1}),  # more tasks than simdgroups, the last one cut short
+    (1, 17, 256, 8, 128, {}),
+    (1, 19, 128, 8, 32, {}),
+    (1, 33, 384, 4, 128, {"wide": True}),
+)
 _MANY_SIZES = (
     (32, 64, 128, 4, 64, {}),
     (9, 67, 96, 8, 32, {}),
@@ -100,12 +107,23 @@ _MANY_SIZES = (
     (11, 72, 64, 8, 64, {"wide": True}),
 )
 _DECODE = ((1, 2048, 2048), (1, 12288, 2048), (1, 248320, 2048), (4, 12288, 2048))
+_ROW = tuple(shape for shape in _DECODE if shape[0] == 1)
 _PREFILL = ((512, 2048, 2048), (4096, 12288, 2048))
 
-ENTRIES = [
-    _entry(FEW_ROWS, form, partial(_few, form), _FEW_SIZES, f"1 to 8 rows by packed weights, {how}", EXACT, _DECODE)
-    for form, how in (("plain", "lanes"), ("tensor", "tensor cores"))
-] + [
-    _entry(MANY_ROWS, form, partial(_many, form), _MANY_SIZES, f"many rows by packed weights, {how}", ROUNDED, _PREFILL)
-    for form, how in (("plain", "simdgroup matrices"), ("tensor", "tensor cores"))
-]
+ENTRIES = (
+    [
+        _entry(FEW_ROWS, form, partial(_few, form), _FEW_SIZES, f"1 to 8 rows by packed weights, {how}", EXACT, _DECODE)
+        for form, how in (("plain", "lanes"), ("tensor", "tensor cores"))
+    ]
+    + [
+        _entry(
+            FEW_ROWS, "row", partial(_few, "row"), _ROW_SIZES, "one row by packed weights, tensor cores", EXACT, _ROW
+        ),
+    ]
+    + [
+        _entry(
+            MANY_ROWS, form, partial(_many, form), _MANY_SIZES, f"many rows by packed weights, {how}", ROUNDED, _PREFILL
+        )
+        for form, how in (("plain", "simdgroup matrices"), ("tensor", "tensor cores"))
+    ]
+)

@@ -41,36 +41,43 @@ def row_kernels(
     path: Path,
     inputs: list[str],
     outputs: list[str],
-    sizes: str,
+    parts: str,
     oracle,
     native=None,
     header: Header = TILES,
-    where: str = "InDevice",
+    where: str = "",
 ) -> dict[str, Kernel]:
-    """A text over `FewRows` in both forms. `sizes`: its arguments M, ROUTED, SLOTS and PARTS, as words of the text;
-    `header`: `TILES`, with what else it stands on; `where`: where the rows of x lie, by the name in `few_rows.h`."""
-    rows, *rest = sizes.split()
-    others, lies = ", ".join(rest), "" if where == "InDevice" else f", {where}<T>"
+    """A text over `FewRows` for M rows of x, in the forms "plain" and "tensor". `parts`: its PARTS, as a word of the
+    text; `header`: `TILES`, with what else it stands on; `where`: where the rows of x lie, by its name in `few_rows.h`,
+    if not in the device's memory."""
+    lies = where and f", {where}<T>"
     return {
         form: Kernel(
             f"{path.stem}_{form}",
             inputs,
             outputs,
-            f"using FewRows = {start}, {rows}, BITS, GROUP, K, N, {others}, SIMDS{end}{lies}>;\n{path.read_text()}",
+            f"using FewRows = {rows}{lies}>;\n{path.read_text()}",
             header=header,
             reference=oracle,
             native=native,
         )
-        for form, start, end in (
-            ("plain", "FewRowsByLanes<T, S", ""),
-            ("tensor", "FewRowsByTensor<T", ", UNROLL"),
+        for form, rows in (
+            ("plain", f"FewRowsByLanes<T, S, M, BITS, GROUP, K, N, false, 1, {parts}, SIMDS"),
+            ("tensor", f"FewRowsByTensor<T, M, BITS, GROUP, K, N, false, 1, {parts}, SIMDS, UNROLL"),
         )
     }
 
 
 _INPUTS = ["x", "w", "scales", "biases"]
-FEW_ROWS = row_kernels(
-    _FOLDER / "few_rows.metal", _INPUTS, ["y"], "M false 1 PARTS", reference.quantized_matmul, native.few_rows
+FEW_ROWS = row_kernels(_FOLDER / "few_rows.metal", _INPUTS, ["y"], "PARTS", reference.quantized_matmul, native.few_rows)
+FEW_ROWS["row"] = Kernel(
+    "one_row",
+    _INPUTS,
+    ["y"],
+    "using FewRows = OneRowByTensor<T, BITS, GROUP, K, N, false, 1, PARTS, SIMDS, UNROLL>;\n"
+    + (_FOLDER / "few_rows.metal").read_text(),
+    header=TILES,
+    reference=reference.quantized_matmul,
 )
 MANY_ROWS = tile_kernels(
     _FOLDER / "many_rows.metal", [*_INPUTS, "M"], ["y"], False, reference.quantized_matmul, native.many_rows
@@ -124,6 +131,28 @@ def tensor_split_for(steps: int, parts: int = 1, *, rows: int = 1, tiles: int | 
     return simds, next((u for u in range(most // (2 * simds), 0, -1) if steps % (simds * u) == 0), 1)
 
 
+def row_unroll_for(weights: Packed) -> int:
+    """Steps of a task of the form "row": four at most, and as many as the tensor core has columns for their groups."""
+    return min(4, -(-weights.k * weights.bits // 512), weights.group_size * weights.bits // 64)
+
+
+def row_tasks(weights: Packed, unroll: int | None = None) -> int:
+    """Tasks of `unroll` steps, by default `row_unroll_for`'s, that 16 rows of weights are cut into."""
+    return -(-weights.k * weights.bits // (512 * (unroll or row_unroll_for(weights))))
+
+
+def few_rows_form(rows: int, x: mx.array, weights: Packed, target: str | None) -> str:
+    """The form of `FEW_ROWS` for some rows like x on a target.
+
+    One row on an H200, launches of one form in a graph over 480 MB of matrices, at 3ecf24a: K = 2048, N = 248320 takes
+    68 us by reads that all stand in front of the products and 95 in form "tensor", N = 12288 6.5 and 7.3; K = 4096, N =
+    2048 3.9 and 4.5.
+    """
+    if target != "cuda" or "tensor" not in forms(x, weights):
+        return "plain"
+    return "row" if rows == 1 else "tensor"
+
+
 def few_rows_call(
     x: mx.array,
     weights: Packed,
@@ -134,27 +163,34 @@ def few_rows_call(
     unroll: int | None = None,
     dtype: mx.Dtype | None = None,
 ) -> dict:
-    """The arguments of `FEW_ROWS[form]` for x [M, K], M at most 8.
+    """The arguments of `FEW_ROWS[form]` for x [M, K], M at most 8, and 1 in form "row".
 
     Args:
         dtype: of the products, x's or float32.
-        parts: tiles of 16 columns a threadgroup computes. simds: simdgroups of a threadgroup (1, 2, 4, 8 or 16).
-        unroll: steps of 64 bytes that each simdgroup has in flight (form "tensor").
+        parts: tiles of 16 columns a threadgroup computes, one in form "row". simds: simdgroups of a threadgroup, up to
+            16. unroll: steps of 64 bytes that each simdgroup has in flight (forms "tensor" and "row").
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
     """
-    m = _rows(x, weights, form)
+    m = _rows(x, weights, "tensor" if form == "row" else form)
     if m > FEW:
         raise ValueError(f"at most {FEW} rows, not {m}: use many_rows_call")
+    if form == "row" and (m, parts) != (1, 1):
+        raise ValueError(f"form 'row' has one row and one part, not {m} and {parts}: take 'tensor'")
     steps = -(-weights.k * weights.bits // 512)
     tiles = -(-weights.n // 16)
-    chosen = tensor_split_for(steps, parts, rows=m, tiles=tiles) if form == "tensor" else split_for(steps)
+    if form == "row":
+        unroll = unroll or row_unroll_for(weights)
+        tasks = row_tasks(weights, unroll)
+        chosen = -(-tasks // -(-tasks // WIDE_SIMDS)), unroll
+    else:
+        chosen = split_for(steps) if form == "plain" else tensor_split_for(steps, parts, rows=m, tiles=tiles)
     simds, unroll = simds or chosen[0], unroll or chosen[1]
     return {
         "inputs": [x, *weights.arrays],
         "template": [("T", x.dtype), *weights.template, ("M", m), ("PARTS", parts), ("SIMDS", simds)]
-        + ([("UNROLL", unroll)] if form == "tensor" else []),
+        + ([("UNROLL", unroll)] if form != "plain" else []),
         "grid": (-(-weights.n // (16 * parts)) * 32 * simds, 1, 1),
         "threadgroup": (32 * simds, 1, 1),
         "output_shapes": [(m, weights.n)],
