@@ -163,6 +163,7 @@ def _sizes(
     estimates = Estimates(loaded, budget)
     if guard is None:
         return budget, estimates
+    guard.begin(loaded.weights_bytes)
     limit = min(guard.capacity_bytes, budget.capacity.capacity_bytes)
     budget = Budget(loaded, limit, transient=lambda prompt: estimates.prompt_step(prompt, chunk))
     if budget.capacity.max_context_tokens < 1:

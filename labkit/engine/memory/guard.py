@@ -15,6 +15,10 @@ Level = Literal["normal", "soft", "hard", "emergency"]
 class Lines:
     """Where the levels begin, as shares of the ceiling.
 
+    What no request can give back, the weights, takes its part of the room below the soft line and of the hysteresis:
+    a model of nine tenths of the ceiling would else be above the soft line for ever, and serve one request at a time.
+    `soft` is where that line is without any weights; with them it divides what they leave below the hard line alike.
+
     Attributes:
         soft: from here on no new request is let in.
         hard: from here on a request has to give memory back; no plan may go beyond it.
@@ -46,6 +50,7 @@ class MemoryGuard:
         meter, clock: of the device and the system; fake ones in tests.
 
     Attributes:
+        held_bytes: of the weights, what is in use since the engine began.
         level: what the last poll said.
         above_ceiling: whether the last poll found memory above the ceiling.
         polls: how often it was asked in time; forced polls are not among them.
@@ -74,6 +79,7 @@ class MemoryGuard:
             raise ValueError(f"interval must be at least 0 seconds, not {interval!r}")
         if type(min_chunk) is not int or min_chunk < 1:
             raise ValueError(f"min_chunk must be a whole number of at least 1, not {min_chunk!r}")
+        self.held_bytes = 0
         self.level: Level = "normal"
         self.above_ceiling, self.polls, self.reclaims = False, 0, 0
         self._polled: float | None = None
@@ -83,6 +89,20 @@ class MemoryGuard:
     def capacity_bytes(self) -> int:
         """What may be used without any request having to stop: the hard line."""
         return int(self.ceiling_bytes * self.lines.hard)
+
+    def begin(self, weights_bytes: int) -> None:
+        """An engine begins whose model has such weights, in use by now as far as the meter sees them."""
+        self.held_bytes = min(weights_bytes, self.meter.read().needed, self.capacity_bytes)
+
+    @property
+    def _soft(self) -> float:
+        """The soft line as a share of the ceiling."""
+        return self.lines.soft + (1 - self.lines.soft / self.lines.hard) * self.held_bytes / self.ceiling_bytes
+
+    @property
+    def _hysteresis(self) -> float:
+        """How far below its line a level ends, as a share of the ceiling."""
+        return self.lines.hysteresis * (1 - self.held_bytes / (self.lines.hard * self.ceiling_bytes))
 
     @property
     def reading(self) -> Reading:
@@ -109,7 +129,7 @@ class MemoryGuard:
                 return self.level
             force = not counts
         self._reading = self.meter.read()
-        if self._reading.pool and self._reading.used >= self.lines.soft * self.ceiling_bytes:
+        if self._reading.pool and self._reading.used >= self._soft * self.ceiling_bytes:
             self.reclaim()
         share = self._reading.needed / self.ceiling_bytes
         # Between two polls there is time to make room; measuring again meanwhile is no second poll.
@@ -121,10 +141,10 @@ class MemoryGuard:
         return self.level
 
     def _below_emergency(self, share: float) -> Level:
-        lines, held = self.lines, self.lines.hysteresis
-        if share >= lines.hard - (held if self.level in ("hard", "emergency") else 0):
+        held = self._hysteresis
+        if share >= self.lines.hard - (held if self.level in ("hard", "emergency") else 0):
             return "hard"
-        if share >= lines.soft - (held if self.level != "normal" else 0):
+        if share >= self._soft - (held if self.level != "normal" else 0):
             return "soft"
         return "normal"
 
@@ -144,7 +164,7 @@ class MemoryGuard:
     def calm_bytes(self) -> int:
         """What may be taken before the soft line is reached, measured now; below 0 beyond it."""
         self._reading = self.meter.read()
-        return int(self.ceiling_bytes * self.lines.soft) - self._reading.needed
+        return int(self.ceiling_bytes * self._soft) - self._reading.needed
 
     def chunk_for(self, wanted: int, cost: Callable[[int], int]) -> int:
         """How many of `wanted` prompt tokens to compute at once: all, or halves of them until they fit.

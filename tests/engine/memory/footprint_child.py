@@ -6,6 +6,7 @@ that a new one never lies where an old one was.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import json
@@ -50,6 +51,13 @@ def filled(model: NativeHybrid, rows: int, context: int) -> list:
     return [type(layer[0]).merge(list(layer)) for layer in zip(*caches, strict=True)]
 
 
+def give_back() -> None:
+    """What was freed and is still the process's, such as what loading compiled code took: a forward would find it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
+
+
 def footprint(model: NativeHybrid, rows: int, chunk: int, context: int) -> int:
     """Bytes by which one forward raised the process at most, its logits and what its caches grew by included."""
     caches = filled(model, rows, context)
@@ -59,6 +67,7 @@ def footprint(model: NativeHybrid, rows: int, chunk: int, context: int) -> int:
     gc.collect()
     settled_memory()
     mx.clear_cache()
+    give_back()
     return raised(lambda: mx.eval(model(tokens, caches, where).logits, [cache.state for cache in caches]))
 
 

@@ -147,6 +147,8 @@ def footprints(*cases: tuple[str, int, list[tuple[int, int, int]]]) -> list[list
     return json.loads(run.stdout.splitlines()[-1])
 
 
+TOUCHED = 1_500_000
+"""Bytes of the process's own pages that it gives back before a forward is measured, and needs again for any."""
 MANY = list(itertools.product((1, 3), (1, 2, 31, 32, 96, 500), (0, 256, 2048)))
 PROMPTS_AND_ROWS = [(1, 64, 0), (1, 256, 512), (1, 1, 255), (1, 1, 256), (8, 1, 256), (4, 64, 256)]
 
@@ -165,6 +167,6 @@ PROMPTS_AND_ROWS = [(1, 64, 0), (1, 256, 512), (1, 1, 255), (1, 1, 256), (8, 1, 
     ],
 )
 def test_the_native_graph_takes_of_the_process_what_it_says(cases):
-    """All that is taken: arrays of MLX, of NumPy, and of the compiled loops. A tenth of a megabyte is no matter."""
+    """All that is taken: arrays of MLX, of NumPy, and of the compiled loops; and `TOUCHED`."""
     for *case, said, measured in footprints(*cases):
-        assert measured - 100_000 <= said <= 3 * measured + 100_000, (case, said, measured)
+        assert measured - TOUCHED <= said <= 2 * measured + 100_000, (case, said, measured)

@@ -35,6 +35,28 @@ def test_levels_rise_at_their_lines_and_fall_below_them():
     assert falling == ["hard", "hard", "soft", "soft", "soft", "normal"], "no level ends on its own line"
 
 
+def test_weights_of_most_of_the_ceiling_leave_room_below_the_soft_line():
+    watch, meter, clock = guard(1000)
+    meter.live = 900
+    watch.begin(900)
+    assert levels(watch, meter, clock, [900, 944, 945, 949, 950]) == ["normal", "normal", "soft", "soft", "hard"]
+    assert levels(watch, meter, clock, [949, 948, 944, 943]) == ["hard", "soft", "soft", "normal"]
+    assert watch.calm_bytes() == 1
+
+
+@given(weights=st.integers(0, 949), seen=st.integers(0, 949))
+def test_whatever_the_weights_take_a_level_ends_before_they_would_have_to_go(weights, seen):
+    watch, meter, clock = guard(1000)
+    meter.live = seen
+    watch.begin(weights)
+    held = min(weights, seen)
+    assert watch.held_bytes == held
+    meter.live = held
+    assert held + watch.calm_bytes() <= watch.capacity_bytes, "soft comes before hard"
+    assert watch.calm_bytes() >= int(0.89 * (watch.capacity_bytes - held)) - 1, "as much of the room as without weights"
+    assert levels(watch, meter, clock, [999, held])[-1] == "normal"
+
+
 def test_above_the_ceiling_is_an_emergency_at_the_second_poll_and_far_above_at_the_first():
     watch, meter, clock = guard(1000)
     assert levels(watch, meter, clock, [1000, 1000]) == ["hard", "emergency"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -151,3 +152,17 @@ def test_lines_move_when_the_seeds_hard_threshold_is_asked_for(hybrid):
     guard = MemoryGuard(1000, lines=Lines(soft=0.7, hard=0.8), meter=FakeMeter(1000, 805), clock=FakeClock())
     assert guard.poll() == "hard"
     assert guard.capacity_bytes == 800
+
+
+def test_a_model_of_nearly_the_whole_ceiling_serves_several_at_once(rig, hybrid):
+    """Soft at 85 % of a ceiling of which the weights fill more would let in one request at a time."""
+    heavy, room = dataclasses.replace(hybrid, weights_bytes=20_000_000), 1_000_000
+    assert heavy.weights_bytes > 0.85 * (heavy.weights_bytes + room) / 0.95
+    run = rig(heavy, room, policy=Policy(reserve="nothing"))
+    for start, id in enumerate("abc"):
+        run.engine.submit(ask(id, 24, 40, start=start))
+    run.until(lambda run: all(run.tokens(id) for id in "abc"))
+    assert not run.reasons(), "all three answer at the same time"
+    run.all()
+    assert run.reasons() == dict.fromkeys("abc", "length")
+    assert not run.errors()
