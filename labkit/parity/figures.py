@@ -113,13 +113,13 @@ def ties(report: ParityReport, title: str) -> Any:
     flips = report.disagreements
     for verdict, marker, colour in (("near tie", "o", "C2"), ("defect", "X", "C5")):
         chosen = [item for item in flips if item.verdict == verdict]
-        axes.plot(
+        axes.scatter(
             [max(item.margin_reference, SMALLEST) for item in chosen],
             [max(item.margin_candidate, SMALLEST) for item in chosen],
-            marker,
+            s=25,
+            marker=marker,
             color=colour,
-            markersize=5,
-            linestyle="none",
+            linewidths=0,  # there may be hundreds, and each line is as much text again
             label=f"{verdict} ({len(chosen)})",
         )
     for edge in sorted({item.tie_width for item in flips} or {0.125}):
