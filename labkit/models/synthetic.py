@@ -172,6 +172,8 @@ def _with_sizes(
     if layers is not None:
         if layers < 1:
             raise LoadError(f"layers must be at least 1, not {layers}")
+        if layers < (every := text.get("full_attention_interval") or 1):
+            raise LoadError(f"mlx-lm's graph needs one of full attention, every {every}th: layers={layers} has none")
         text["num_hidden_layers"] = layers
         if kinds := text.get("layer_types"):
             text["layer_types"] = [kinds[index % len(kinds)] for index in range(layers)]

@@ -228,7 +228,8 @@ def _model(arguments: argparse.Namespace) -> LoadedModel:
     made = synthetic(arguments.shape, layers=arguments.layers)
     if arguments.graph == "adapter":
         return made
-    return dataclasses.replace(made, model=Hybrid.from_module(made.module, made.config))
+    # Without mlx-lm's module, whose weights would lie beside the graph's own and count as used.
+    return dataclasses.replace(made, model=Hybrid.from_module(made.module, made.config), module=None)
 
 
 if __name__ == "__main__":

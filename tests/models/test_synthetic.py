@@ -158,6 +158,7 @@ def test_the_specialised_graph_computes_the_same_from_the_same_weights(model):
     [
         ("qwen9", {}, "qwen3.6-35b-a3b"),
         (SHAPE, {"layers": 0}, "layers"),
+        (SHAPE, {"layers": 3}, "every 4th: layers=3 has none"),
         (SHAPE, {"num_expertz": 4}, "num_experts"),
         ({"model_type": "nonsense"}, {}, "nonsense"),
     ],
