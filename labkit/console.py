@@ -102,11 +102,19 @@ def show_error(message: str, code: int) -> None:
         show({"error": {"message": message, "exit_code": code}}, as_json=True, render="")
 
 
+class _Log(logging.Handler):
+    """What is said, on whatever standard error is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
 def show_log() -> None:
     """Let what labkit's own parts say while they work (a compilation that takes long) appear on standard error."""
     log = logging.getLogger("labkit")
     log.setLevel(logging.INFO)
-    log.addHandler(logging.StreamHandler())
+    if not any(isinstance(handler, _Log) for handler in log.handlers):
+        log.addHandler(_Log())
 
 
 def human_bytes(count: int | float) -> str:

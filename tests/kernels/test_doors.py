@@ -27,7 +27,7 @@ from labkit.kernels.persistent.gates import random_sparse
 from labkit.kernels.quantized_matmul import Packed
 
 MODULES = (attention, fused, gated_delta, grouped_matmul, persistent, quantized_matmul, routing, sampling)
-HELPERS = ("_call", "choose_variant", "form_for", "groups_for", "row_spans", "tail_after")
+HELPERS = ("_call", "choose_variant", "form_for", "groups_for", "row_spans", "tail_after", "_form")
 """Parts of operations, which take what the operations have checked."""
 
 
