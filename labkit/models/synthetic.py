@@ -172,14 +172,14 @@ def _with_sizes(
     if layers is not None:
         if layers < 1:
             raise LoadError(f"layers must be at least 1, not {layers}")
-        if layers < (every := text.get("full_attention_interval") or 1):
-            raise LoadError(f"mlx-lm's graph needs one of full attention, every {every}th: layers={layers} has none")
         text["num_hidden_layers"] = layers
         if kinds := text.get("layer_types"):
             text["layer_types"] = [kinds[index % len(kinds)] for index in range(layers)]
     if unknown := [key for key in sizes if key not in text]:
         raise LoadError(f"the shape has no size {unknown[0]!r}; it has {', '.join(sorted(text))}")
     text.update(sizes)
+    if layers is not None and layers < (every := text.get("full_attention_interval") or 1):
+        raise LoadError(f"mlx-lm's graph needs one of full attention, every {every}th: layers={layers} has none")
     # A checkpoint may say the same under both names.
     table = [config.pop(name, None) for name in ("quantization", "quantization_config")]
     table = table[0] or table[1] or {}

@@ -168,6 +168,10 @@ def test_refuses_what_cannot_be(shape, options, message):
         synthetic(shape, **options)
 
 
+def test_layers_count_with_the_interval_that_is_asked_for():
+    assert len(synthetic(SHAPE, **SMALL | {"layers": 2, "full_attention_interval": 2}).module.layers) == 2
+
+
 def test_a_shape_too_large_for_the_device_is_refused_before_it_is_drawn():
     with pytest.raises(LoadError, match="GiB are to be had"):
         synthetic(SHAPE, **SMALL | {"num_experts": 40_000_000})
