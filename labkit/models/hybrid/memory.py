@@ -18,10 +18,6 @@ from labkit.kernels.routing import max_blocks
 from labkit.models.hybrid.config import ATTENTION, LINEAR, HybridConfig
 from labkit.models.hybrid.sending import IN_FLIGHT
 
-BESIDE = 8
-"""One in so many bytes more of what a GPU was given: without it an H200 took 1.11 times as much for a first chunk of
-2,048 tokens of the 35B-A3B shape, and 1.03 and 1.01 times behind 4K and 16K (data/measured/h200_pausing.json)."""
-
 
 @dataclass(frozen=True)
 class ChunkMemory:
@@ -123,7 +119,7 @@ def chunk_memory(
         experts=mlp,
         growth=growth if ATTENTION in kinds else 0,
         logits=4 * batch * positions * c.vocabulary,
-        sent=ahead + ahead // BESIDE if sends else 0,
+        sent=ahead if sends else 0,
     )
 
 
