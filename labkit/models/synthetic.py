@@ -178,8 +178,6 @@ def _with_sizes(
     if unknown := [key for key in sizes if key not in text]:
         raise LoadError(f"the shape has no size {unknown[0]!r}; it has {', '.join(sorted(text))}")
     text.update(sizes)
-    if layers is not None and layers < (every := text.get("full_attention_interval") or 1):
-        raise LoadError(f"mlx-lm's graph needs one of full attention, every {every}th: layers={layers} has none")
     # A checkpoint may say the same under both names.
     table = [config.pop(name, None) for name in ("quantization", "quantization_config")]
     table = table[0] or table[1] or {}
@@ -191,6 +189,10 @@ def _with_sizes(
 
 def _graph(module: Any, config: dict[str, Any], graph: str) -> Model:
     if graph == "adapter":
+        text = config.get("text_config", config)
+        count, every = text.get("num_hidden_layers") or 0, text.get("full_attention_interval") or 1
+        if count < every:
+            raise LoadError(f"mlx-lm's graph needs a layer of full attention, every {every}th: layers={count} has none")
         return Adapter(module, config)
     if graph == "specialised":
         from labkit.models.hybrid import Hybrid

@@ -172,6 +172,12 @@ def test_layers_count_with_the_interval_that_is_asked_for():
     assert len(synthetic(SHAPE, **SMALL | {"layers": 2, "full_attention_interval": 2}).module.layers) == 2
 
 
+def test_labkit_s_own_graph_needs_no_layer_of_full_attention():
+    model = synthetic(SHAPE, graph="specialised", **SMALL | {"layers": 3}).model
+    logits = model(mx.arange(5)[None], model.make_caches(), Rows.single(0), logits="last").logits
+    assert mx.isfinite(logits).all().item()
+
+
 def test_a_shape_too_large_for_the_device_is_refused_before_it_is_drawn():
     with pytest.raises(LoadError, match="GiB are to be had"):
         synthetic(SHAPE, **SMALL | {"num_experts": 40_000_000})
